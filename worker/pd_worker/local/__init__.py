@@ -1,0 +1,1 @@
+"""`pdserve up`: router and workers as processes of this machine, started and stopped as one."""
