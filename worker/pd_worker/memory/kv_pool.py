@@ -19,7 +19,7 @@ import torch
 from pd_worker.config import MemoryConfig
 from pd_worker.errors import ConfigError
 from pd_worker.memory.allocator import RESERVED_PAGES
-from pd_worker.memory.pages import Pages, num_pages_for
+from pd_worker.memory.pages import Pages, pages_for
 
 _ITEM_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -57,7 +57,7 @@ class KVLayout:
 
         Raises ConfigError where that leaves no page or does not fit into `free_nbytes`.
         """
-        pages = num_pages_for(memory.max_total_tokens, self.page_size) + RESERVED_PAGES
+        pages = pages_for(memory.max_total_tokens, self.page_size) + RESERVED_PAGES
         if not memory.max_total_tokens:
             share = free_nbytes * (memory.mem_fraction or default_fraction)
             pages = int(share) // self.page_nbytes

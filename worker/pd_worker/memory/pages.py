@@ -21,7 +21,7 @@ def empty_pages() -> Pages:
     return np.empty(0, np.int32)
 
 
-def num_pages_for(num_tokens: int, page_size: int) -> int:
+def pages_for(num_tokens: int, page_size: int) -> int:
     """How many pages hold so many tokens."""
     return -(-num_tokens // page_size)
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pd_worker.errors import IntegrityError
+from pd_worker.memory.allocator import PageAllocator
 from pd_worker.memory.pages import Pages, empty_pages
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
@@ -60,9 +61,9 @@ class BasePrefixCache(Protocol):
     def match(self, ids: TokenIds, extra_key: str = "") -> Match: ...
     def lock(self, node: Node) -> None: ...
     def unlock(self, node: Node) -> None: ...
-    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> tuple[Node, Pages]: ...
-    def evict(self, num_pages: int) -> Pages: ...
-    def reset(self) -> Pages: ...
+    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> Pages: ...
+    def evict(self, num_pages: int) -> int: ...
+    def reset(self) -> int: ...
     def pages(self) -> Pages: ...
     def check_integrity(self) -> None: ...
 
@@ -72,10 +73,10 @@ def _root() -> Node:
 
 
 class PrefixCache:
-    """The radix tree."""
+    """The radix tree. What it drops goes back to `allocator`."""
 
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+    def __init__(self, allocator: PageAllocator) -> None:
+        self._allocator, self._page_size = allocator, allocator.page_size
         self._root = _root()
         self._heap: list[tuple[int, int, Node]] = []
         self._clock = 0
@@ -97,9 +98,8 @@ class PrefixCache:
         The pages are valid until the next evict() or reset() unless the node is locked. Give
         all but the last token of a prompt: that one has to be computed for its logits.
         """
-        node, _ = self._descend(np.asarray(ids, np.int32), extra_key)
-        path = [each.pages for each in self._path(node)]
-        return Match(pages=np.concatenate([empty_pages(), *reversed(path)]), node=node)
+        node, pages = self._descend(np.asarray(ids, np.int32), extra_key)
+        return Match(pages=pages, node=node)
 
     def lock(self, node: Node) -> None:
         """Keep the pages from the root to `node` until unlock(node)."""
@@ -118,37 +118,37 @@ class PrefixCache:
                 self._locked -= len(each.pages)
                 self._queue(each)
 
-    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> tuple[Node, Pages]:
+    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> Pages:
         """Give the tree the KV of the first len(pages) * page_size tokens of `ids`.
 
-        Returns the node at which those tokens end (lock it to keep them) and the pages that the
-        tree adopted: those are the tree's from now on, the rest of `pages` stay whose they were,
-        because the tree has pages of its own for the same tokens.
+        The tree adopts the pages of tokens that it does not know yet. Returned are those of
+        `pages` that it did not adopt, because it has other pages for the same tokens: they stay
+        the caller's, to free. Pages that came from match() are neither adopted nor returned.
         """
         tokens = np.asarray(ids[: len(pages) * self._page_size], np.int32)
         if len(tokens) < len(pages) * self._page_size:
             raise IntegrityError(f"{len(pages)} pages inserted for {len(tokens)} tokens")
-        node, done = self._descend(tokens, extra_key)
-        adopted = pages[done:].copy()
-        if len(adopted):
-            node = self._grow(node, tokens[done * self._page_size :], adopted, extra_key)
-        return node, adopted
+        node, known = self._descend(tokens, extra_key)
+        kept = pages[: len(known)][pages[: len(known)] != known]
+        if len(known) < len(pages):
+            rest = tokens[len(known) * self._page_size :]
+            self._grow(node, rest, pages[len(known) :].copy(), extra_key)
+        return kept
 
-    def evict(self, num_pages: int) -> Pages:
-        """Drop at least `num_pages` pages, least recently used first, or all that can be.
-
-        They are the caller's from then on, to free.
-        """
+    def evict(self, num_pages: int) -> int:
+        """Free at least `num_pages` pages, least recently used first, or all that can be;
+        returns how many were freed."""
         dropped = [empty_pages()]
         left = num_pages
         while left > 0 and (leaf := self._pop_leaf()) is not None:
             dropped.append(self._shrink(leaf, left))
             left -= len(dropped[-1])
-        return np.concatenate(dropped)
+        self._allocator.free(np.concatenate(dropped))
+        return num_pages - left
 
-    def reset(self) -> Pages:
-        """Drop everything that is not locked; the pages are the caller's, to free."""
-        return self.evict(self._total)
+    def reset(self) -> int:
+        """Free everything that is not locked; returns how many pages that were."""
+        return self.evict(self.evictable)
 
     def pages(self) -> Pages:
         """All pages that the tree owns (for PageAllocator.check_integrity)."""
@@ -168,20 +168,21 @@ class PrefixCache:
             if not (full and below <= node.locks and evictable):
                 raise IntegrityError(f"prefix cache node broken: {len(node.pages)} pages")
 
-    def _descend(self, tokens: _Tokens, extra_key: str) -> tuple[Node, int]:
+    def _descend(self, tokens: _Tokens, extra_key: str) -> tuple[Node, Pages]:
         """The node where the longest known prefix of `tokens` ends (made by a split if there is
         none), marked as used now, and the pages up to there."""
         self._clock += 1
-        node, done = self._root, 0
-        while len(rest := tokens[done * self._page_size :]) >= self._page_size:
+        node, pages, start = self._root, [empty_pages()], 0
+        while len(rest := tokens[start:]) >= self._page_size:
             child = node.children.get(self._key(rest, extra_key))
             if child is None:
                 break
             same = self._same_pages(child, rest)
             node = self._split(child, same) if same < len(child.pages) else child
             node.used_at = self._clock
-            done += same
-        return node, done
+            pages.append(node.pages)
+            start += same * self._page_size
+        return node, np.concatenate(pages)
 
     def _same_pages(self, node: Node, tokens: _Tokens) -> int:
         length = min(len(node.tokens), len(tokens))
@@ -204,13 +205,12 @@ class PrefixCache:
         upper.children[node.key] = node
         return upper
 
-    def _grow(self, parent: Node, tokens: _Tokens, pages: Pages, extra_key: str) -> Node:
+    def _grow(self, parent: Node, tokens: _Tokens, pages: Pages, extra_key: str) -> None:
         leaf = Node(parent, self._key(tokens, extra_key), tokens, pages)
         leaf.used_at = self._clock
         parent.children[leaf.key] = leaf
         self._total += len(pages)
         self._queue(leaf)
-        return leaf
 
     def _queue(self, node: Node) -> None:
         """Make an unlocked leaf known to eviction. Entries may be stale: see _pop_leaf."""
@@ -277,17 +277,17 @@ class NoPrefixCache:
     def unlock(self, node: Node) -> None:
         """Nothing is held."""
 
-    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> tuple[Node, Pages]:
-        """Adopts nothing."""
-        return self._node, empty_pages()
+    def insert(self, ids: TokenIds, pages: Pages, extra_key: str = "") -> Pages:
+        """Adopts nothing: all of `pages` stay the caller's."""
+        return pages
 
-    def evict(self, num_pages: int) -> Pages:
-        """Has nothing to drop."""
-        return empty_pages()
+    def evict(self, num_pages: int) -> int:
+        """Frees nothing."""
+        return 0
 
-    def reset(self) -> Pages:
-        """Has nothing to drop."""
-        return empty_pages()
+    def reset(self) -> int:
+        """Frees nothing."""
+        return 0
 
     def pages(self) -> Pages:
         """Owns nothing."""
