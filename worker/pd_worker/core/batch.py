@@ -91,6 +91,11 @@ class ForwardBatch:
     prompt_num_logprobs: list[int]
     """For each of prompt_logprobs: how many most probable tokens besides."""
 
+    @property
+    def seq_lens(self) -> Ints:
+        """[B]; tokens whose KV is in the pool after the step."""
+        return self.prefix_lens + self.extend_lens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:

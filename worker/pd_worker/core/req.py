@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pd_worker.core.sampling_params import SamplingParams
-from pd_worker.messages import Finish, GenerateRequest, Stage, TopLogprobs
+from pd_worker.errors import RequestError
+from pd_worker.messages import Finish, GenerateRequest, Output, Stage, TopLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -44,8 +45,10 @@ class Req:
     __slots__ = (
         "backup",
         "cached_tokens",
-        "checked_in",
+        "created",
         "finish",
+        "first_token",
+        "held_output",
         "in_flight",
         "matcher",
         "message",
@@ -69,6 +72,7 @@ class Req:
 
     def __init__(self, message: GenerateRequest) -> None:
         self.message = message
+        self.created = time.monotonic()
         self.seed = message.sampling.seed
         if self.seed is None:
             self.seed = secrets.randbits(62)
@@ -87,15 +91,16 @@ class Req:
         # batches that were launched with this request and whose result is not processed yet; the
         # request's memory is not given back before it is 0
         self.in_flight = 0
-        self.checked_in = False
         # disaggregation
         self.sender: Any = None
         self.receiver: Any = None
         self.metadata_slot = -1
+        self.first_token: Any = None
         self.num_sent = 0
         # results that wait for their Output
         self.prompt_logprobs: list[float | None] = []
         self.prompt_top: list[TopLogprobs] = []
+        self.held_output: Output | None = None
         self.stages: list[Stage] = []
         self.stage_name = ""
         self.stage_start = 0.0
@@ -146,12 +151,22 @@ class Req:
         """True where the next step needs this step's token on the host."""
         return self.matcher is not None or self.sampling.penalised
 
+    @property
+    def ended_early(self) -> bool:
+        """True where it was aborted or failed, rather than came to its end."""
+        return self.finish is not None and self.finish.reason in ("abort", "error")
+
     def enter(self, stage: str) -> None:
         """Close the current stage of the timeline and start the next; "" only closes."""
         now = time.time()
         if self.stage_name:
             self.stages.append(Stage(self.stage_name, self.stage_start, now))
         self.stage_name, self.stage_start = stage, now
+
+
+def failure(error: RequestError) -> Finish:
+    """How a request ends that cannot be served."""
+    return Finish("error", status=error.status, message=error.message, code=error.code)
 
 
 def finish_after(
@@ -163,14 +178,16 @@ def finish_after(
 ) -> Finish | None:
     """Whether a request ends with `token`, its `num_output`-th output token (from 1).
 
-    An end token ends it even as the last one allowed, so "stop" goes before "length".
+    An end token ends it even as the last one allowed, so "stop" goes before "length". As in
+    transformers and vLLM, min_new_tokens counts the tokens before the end token. `terminated`:
+    the grammar is complete.
     """
-    if num_output >= sampling.min_new_tokens:
+    if terminated:
+        return Finish("stop")
+    if num_output > sampling.min_new_tokens:
         ends = token in sampling.stop_token_ids
         if ends or (not sampling.ignore_eos and token in eos_ids):
             return Finish("stop", matched=token)
-        if terminated:
-            return Finish("stop")
     if num_output >= sampling.max_new_tokens:
         return Finish("length")
     return None

@@ -14,6 +14,8 @@ import msgspec
 from pd_worker.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+MAX_TOP_LOGPROBS = 128
+"""Most probable tokens that a request may ask for per position."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
