@@ -129,7 +129,7 @@ class PrefixCache:
         if len(tokens) < len(pages) * self._page_size:
             raise IntegrityError(f"{len(pages)} pages inserted for {len(tokens)} tokens")
         node, known = self._descend(tokens, extra_key)
-        kept = pages[: len(known)][pages[: len(known)] != known]
+        kept: Pages = pages[: len(known)][pages[: len(known)] != known]
         if len(known) < len(pages):
             rest = tokens[len(known) * self._page_size :]
             self._grow(node, rest, pages[len(known) :].copy(), extra_key)
