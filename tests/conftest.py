@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from pd_worker.config import cache_dir
 
 MODEL = "smollm2-135m"

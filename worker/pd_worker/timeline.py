@@ -59,7 +59,7 @@ def _axis(timeline: Timeline, cells: int) -> str:
 def _row(timeline: Timeline, stages: Sequence[Stage], cells: int) -> str:
     bar = [" "] * cells
     for index, stage in enumerate(stages):
-        low = _cell(timeline, stage.start, cells)
+        low = min(_cell(timeline, stage.start, cells), cells - 1)
         high = max(_cell(timeline, stage.end, cells), low + 1)
         bar[low:high] = SHADES[index % len(SHADES)] * (high - low)
     took = _ms(sum(stage.end - stage.start for stage in stages))
@@ -70,14 +70,14 @@ def _row(timeline: Timeline, stages: Sequence[Stage], cells: int) -> str:
 
 
 def _first_token(timeline: Timeline, cells: int) -> str:
-    at = _cell(timeline, timeline.first_token, cells)
+    at = min(_cell(timeline, timeline.first_token, cells), cells - 1)
     took = _ms(timeline.first_token - timeline.sent)
     return f"{'first token':<{LABEL}}|{' ' * at}◆{' ' * (cells - at - 1)}| {'at ' + took:>9}"
 
 
 def _cell(timeline: Timeline, moment: float, cells: int) -> int:
-    """Column of a moment; moments outside the picture go to its edge."""
-    return min(max(int((moment - timeline.sent) / timeline.span * cells), 0), cells - 1)
+    """Border between columns, 0 … cells, nearest to a moment; outside the picture its edge."""
+    return min(max(round((moment - timeline.sent) / timeline.span * cells), 0), cells)
 
 
 def _ms(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """A stand-in for a worker or router: `fake_part.py BEHAVIOUR worker|router --port N …`.
 
-ok answers /ready with 200, loads with 503; dies-<name> prints and exits 3 once ready is asked of that role; deaf ignores
-SIGTERM and starts a child that ignores it as well.
+ok answers /ready with 200, loads with 503; dies-<role> prints and exits 3 once
+that role is asked; deaf ignores SIGTERM and starts a child that ignores it as well.
 """
 
 from __future__ import annotations
