@@ -53,7 +53,10 @@ else
     fi
 fi
 
-[[ -x .venv/bin/python ]] || "$uv" venv -q --python '>=3.11' .venv
+# Python 3.11 is what the tests run with; a newer one is taken where there is no 3.11.
+[[ -x .venv/bin/python ]] ||
+    "$uv" venv -q --no-python-downloads --python 3.11 .venv 2>/dev/null ||
+    "$uv" venv -q --python '>=3.11' .venv
 export VIRTUAL_ENV=$PWD/.venv
 install() { "$uv" pip install -q --constraints constraints.txt "$@"; }
 
