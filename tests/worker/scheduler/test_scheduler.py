@@ -181,3 +181,16 @@ def test_seeded_sampling_does_not_depend_on_the_company():
     harness = Harness()
     harness.add(request("other", [1, 2, 3], temperature=1.0), message)
     assert harness.run()["r"].token_ids == alone(message).token_ids
+
+
+def test_memory_of_an_ended_request_stays_until_its_launched_step_is_done():
+    harness = Harness()
+    harness.add(request("r", [1, 2, 3]))
+    batch = harness.scheduler.next_batch()
+    harness.channel.inbox = [AbortRequest("r")]
+    harness.scheduler.receive(0)
+    [req] = batch.reqs
+    harness.memory.check_integrity([req])
+    assert req.row >= 0
+    harness.scheduler.process(batch, harness.runner.forward(batch.forward))
+    harness.check_baseline()
