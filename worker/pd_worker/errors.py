@@ -1,17 +1,18 @@
 """Every exception that pdserve raises on purpose, as one tree.
 
-    PdserveError
-    ├── ConfigError              a command-line option or setting is wrong; names it and the fix
-    ├── ModelError               a model cannot be found, read or served
-    ├── RequestError             one request cannot be served; carries the HTTP status
-    │   ├── InvalidRequest       400, the client's fault, never retried
-    │   ├── QueueFull            429, try again later
-    │   └── Unavailable          503, this worker is loading, draining or broken
-    ├── TransferError            one KV transfer or one peer failed
-    │   ├── BackendUnavailable   a transfer engine cannot run on this machine
-    │   ├── PairingError         two workers disagree on something that must be equal
-    │   └── WireError            bytes on a socket are not a message of ours
-    └── IntegrityError           a pool or table broke its own invariant: our bug
+PdserveError
+├── ConfigError              a command-line option or setting is wrong; names it and the fix
+├── ModelError               a model cannot be found, read or served
+├── RequestError             one request cannot be served; carries the HTTP status
+│   ├── InvalidRequest       400, the client's fault, never retried
+│   ├── QueueFull            429, try again later
+│   ├── Unavailable          503, this worker is loading, draining or broken
+│   └── RequestFailed        accepted, then ended without success; carries its own status
+├── TransferError            one KV transfer or one peer failed
+│   ├── BackendUnavailable   a transfer engine cannot run on this machine
+│   ├── PairingError         two workers disagree on something that must be equal
+│   └── WireError            bytes on a socket are not a message of ours
+└── IntegrityError           a pool or table broke its own invariant: our bug
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ class Unavailable(RequestError):
 
     status = 503
     code = "unavailable"
+
+
+class RequestFailed(RequestError):
+    """An accepted request ended without success; `status` and `code` are those of its Finish."""
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
 
 
 class TransferError(PdserveError):
