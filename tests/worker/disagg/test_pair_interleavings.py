@@ -15,10 +15,10 @@ from pd_worker.disagg.prefill import SchedulerDisaggregationPrefillMixin
 from pd_worker.memory.allocator import PageAllocator
 from pd_worker.memory.pools import DecodeReqToTokenPool
 from pd_worker.memory.prefix_cache import NoPrefixCache, PrefixCache
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.messages import AbortRequest, Bootstrap, GenerateRequest
 from pd_worker.model.runner_fake import FakeKVPool, FakeRunner, fake_geometry
 from pd_worker.scheduler.grammar_queue import GrammarQueue
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.scheduler import Scheduler
 from tests.worker.disagg.loopback import LoopbackManager, Network
 from tests.worker.scheduler.harness import ListChannel, alone, joined, make_memory, request

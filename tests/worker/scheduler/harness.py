@@ -9,7 +9,6 @@ from pd_worker.core.sampling_params import SamplingParams
 from pd_worker.memory.allocator import PageAllocator
 from pd_worker.memory.pools import ReqToTokenPool
 from pd_worker.memory.prefix_cache import BasePrefixCache, NoPrefixCache, PrefixCache
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.messages import (
     FromScheduler,
     GenerateRequest,
@@ -20,6 +19,7 @@ from pd_worker.messages import (
 )
 from pd_worker.model.runner_fake import FakeKVPool, FakeRunner, fake_geometry
 from pd_worker.scheduler.grammar_queue import GrammarQueue
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.scheduler import Scheduler
 
 

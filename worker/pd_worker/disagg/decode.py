@@ -28,9 +28,9 @@ from pd_worker.disagg.host import SchedulerHost
 from pd_worker.disagg.metadata import FirstToken, MetadataBuffers, ReqToMetadataIdxAllocator
 from pd_worker.errors import InvalidRequest, RequestError, TransferError
 from pd_worker.memory.pools import DecodeReqToTokenPool
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.messages import Finish, RejectRoom
 from pd_worker.scheduler.batch import ScheduleBatch
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.running import RunningBatch
 from pd_worker.transfer.base import BaseKVManager
 from pd_worker.transfer.poll import KVPoll
@@ -285,6 +285,10 @@ class SchedulerDisaggregationDecodeMixin(SchedulerHost):
                 "num_draining_reqs": len(self.draining),
             }
         )
+
+    def counters(self) -> dict[str, float]:
+        """The KV manager's besides."""
+        return super().counters() | self.kv_manager.counters()
 
     def problem(self) -> str:
         """A dead thread of the KV manager."""

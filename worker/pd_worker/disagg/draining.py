@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pd_worker.core.req import Req
 from pd_worker.disagg.metadata import ReqToMetadataIdxAllocator
-from pd_worker.memory.request_memory import RequestMemory
+from pd_worker.scheduler.request_memory import RequestMemory
 
 
 class Link(Protocol):

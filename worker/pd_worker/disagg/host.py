@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pd_worker.core.req import Req
-    from pd_worker.memory.request_memory import RequestMemory
     from pd_worker.messages import Finish, Output, TopLogprobs
     from pd_worker.scheduler.batch import ScheduleBatch
+    from pd_worker.scheduler.request_memory import RequestMemory
     from pd_worker.scheduler.running import RunningBatch
     from pd_worker.scheduler.waiting import WaitingQueue
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
             raise NotImplementedError
 
         def gauges(self) -> dict[str, float]:
+            raise NotImplementedError
+
+        def counters(self) -> dict[str, float]:
             raise NotImplementedError
 
 else:

@@ -25,8 +25,8 @@ from pd_worker.disagg.draining import Draining
 from pd_worker.disagg.host import SchedulerHost
 from pd_worker.disagg.metadata import FirstToken, MetadataBuffers, ReqToMetadataIdxAllocator
 from pd_worker.errors import InvalidRequest, RequestError
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.messages import Finish, GenerateRequest, Output, RejectRoom
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.transfer.base import BaseKVManager
 from pd_worker.transfer.poll import KVPoll
 
@@ -250,6 +250,10 @@ class SchedulerDisaggregationPrefillMixin(SchedulerHost):
                 "num_draining_reqs": len(self.draining),
             }
         )
+
+    def counters(self) -> dict[str, float]:
+        """The KV manager's besides."""
+        return super().counters() | self.kv_manager.counters()
 
     def problem(self) -> str:
         """A dead thread of the KV manager."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pd_worker.core.batch import ForwardBatch, ForwardMode, Ints
 from pd_worker.core.req import Req
-from pd_worker.memory.request_memory import RequestMemory
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.sampling import sampling_batch
 
 

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterator
 
 from pd_worker.core.req import Req
-from pd_worker.memory.request_memory import RequestMemory
+from pd_worker.scheduler.request_memory import RequestMemory
 
 log = logging.getLogger(__name__)
 

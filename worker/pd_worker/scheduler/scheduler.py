@@ -27,7 +27,6 @@ from pd_worker.config import SchedulerConfig
 from pd_worker.core.batch import BatchResult, ForwardBatch, ForwardMode, Ints
 from pd_worker.core.req import Matcher, Req, failure, finish_after
 from pd_worker.errors import IntegrityError, InvalidRequest, QueueFull, RequestError
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.messages import (
     AbortRequest,
     Finish,
@@ -43,6 +42,7 @@ from pd_worker.messages import (
 from pd_worker.scheduler.batch import ScheduleBatch
 from pd_worker.scheduler.channel import Channel
 from pd_worker.scheduler.grammar_queue import GrammarQueue
+from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.running import RunningBatch
 from pd_worker.scheduler.stats import Stats
 from pd_worker.scheduler.waiting import WaitingQueue
@@ -404,6 +404,10 @@ class Scheduler:
             "kv_usage": used / max(self.memory.num_total_tokens, 1),
             "kv_cached_tokens": self.memory.num_cached_tokens,
         }
+
+    def counters(self) -> dict[str, float]:
+        """Running totals for /metrics."""
+        return self.stats.counters | {"retracted_requests": self.running.num_retractions}
 
     def problem(self) -> str:
         """Why /health must be red; empty while all is well."""

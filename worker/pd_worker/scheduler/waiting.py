@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from pd_worker.core.req import Req
-from pd_worker.memory.request_memory import RequestMemory
 from pd_worker.scheduler.policy import PrefillAdder
+from pd_worker.scheduler.request_memory import RequestMemory
 
 
 class WaitingQueue:
