@@ -1,0 +1,1 @@
+"""The access layer: one address in front of a fleet of prefill, decode and unified workers."""
