@@ -15,8 +15,7 @@ from pd_worker.config import ModelConfig
 from pd_worker.errors import PdserveError
 from pd_worker.local.cluster import Cluster, running
 from pd_worker.local.options import UpOptions
-from pd_worker.messages import Stage
-from pd_worker.timeline import Timeline, draw
+from pd_worker.timeline import Step, Timeline, draw
 
 MODEL = "smollm2-135m"
 PROMPT = "Explain in three sentences why an LLM server keeps a KV cache."
@@ -40,7 +39,7 @@ class Answer:
     sent: float
     first_token: float = 0.0
     output_tokens: int = 0
-    stages: list[Stage] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     def take(self, event: dict[str, Any]) -> str:
         """Keep what `event` says and return its text."""
@@ -50,7 +49,7 @@ class Answer:
         if event.get("usage"):
             self.output_tokens = event["usage"]["completion_tokens"]
         if "pdserve" in event:
-            self.stages = msgspec.convert(event["pdserve"]["stages"], list[Stage])
+            self.steps = msgspec.convert(event["pdserve"]["stages"], list[Step])
         return text
 
     def timeline(self) -> Timeline:
@@ -58,9 +57,9 @@ class Answer:
         return Timeline(
             sent=self.sent,
             first_token=self.first_token or now,
-            end=max([now, *(stage.end for stage in self.stages)]),
+            end=max([now, *(step.end for step in self.steps)]),
             output_tokens=self.output_tokens,
-            stages=self.stages,
+            steps=self.steps,
         )
 
 
@@ -78,7 +77,7 @@ async def _demo(options: DemoOptions) -> None:
     async with running(options.up) as cluster:
         print(f"ready {cluster.url}\n")
         answer = await cluster.unless_one_dies(_ask(cluster, options))
-        if not answer.stages:
+        if not answer.steps:
             raise PdserveError("the answer came without a timeline")
         columns = min(shutil.get_terminal_size().columns, 120)
         print(f"\n\n{draw(answer.timeline(), columns)}\n")
