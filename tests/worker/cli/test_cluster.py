@@ -105,10 +105,12 @@ async def test_part_that_dies_is_reported_with_its_last_words(tmp_path: Path, ro
 
 
 async def test_part_that_never_gets_ready_ends_the_start(tmp_path: Path) -> None:
-    slow = options(tmp_path, start_timeout_s=0.5)
-    with pytest.raises(PdserveError, match=r"not ready after 0.5 s"):
-        async with running(slow, say=lambda _: None, command=command("loads")):
+    slow = options(tmp_path, start_timeout_s=2)
+    lines: list[str] = []
+    with pytest.raises(PdserveError, match="not ready after 2 s"):
+        async with running(slow, say=lines.append, command=command("loads")):
             pass
+    assert lines.count("prefill-0   loading: weights") == 1
 
 
 async def test_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:

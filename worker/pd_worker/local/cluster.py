@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 
 from pd_worker.errors import ConfigError, PdserveError
 from pd_worker.local.options import UpOptions
@@ -26,6 +27,8 @@ from pd_worker.local.process import PartProcess, own_command
 POLL_S = 0.1
 
 T = TypeVar("T")
+Say = Callable[[str], None]
+"""Takes one line for the user."""
 
 
 class Cluster:
@@ -46,13 +49,13 @@ class Cluster:
         for part in self.parts:
             self._processes.append(await PartProcess.start(part, command))
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Return when every part answers /ready with 200.
+    async def wait_ready(self, timeout_s: float, say: Say) -> None:
+        """Return when every part answers /ready with 200; `say` hears what they wait for.
 
         Raises PartDied as soon as one ends, PdserveError after `timeout_s`.
         """
         try:
-            await self.unless_one_dies(asyncio.wait_for(_all_ready(self.parts), timeout_s))
+            await self.unless_one_dies(asyncio.wait_for(_all_ready(self.parts, say), timeout_s))
         except TimeoutError:
             logs = ", ".join(str(part.log) for part in self.parts)
             raise PdserveError(f"not ready after {timeout_s:g} s; see {logs}") from None
@@ -86,7 +89,7 @@ class Cluster:
 async def running(
     options: UpOptions,
     *,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     command: Sequence[str] = own_command(),
 ) -> AsyncIterator[Cluster]:
     """A ready cluster; `say` gets a line for each part.
@@ -100,7 +103,7 @@ async def running(
             await cluster.start(command)
             for part in cluster.parts:
                 say(_line(part))
-            await cluster.wait_ready(options.start_timeout_s)
+            await cluster.wait_ready(options.start_timeout_s, say)
             yield cluster
         finally:
             await cluster.stop()
@@ -145,18 +148,31 @@ def _line(part: Part) -> str:
     return f"{part.name:<11} {part.url:<28} {cores:<12} log {part.log}"
 
 
-async def _all_ready(parts: Sequence[Part]) -> None:
+async def _all_ready(parts: Sequence[Part], say: Say) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-        await asyncio.gather(*(_ready(session, part.url) for part in parts))
+        await asyncio.gather(*(_ready(session, part, say) for part in parts))
 
 
-async def _ready(session: aiohttp.ClientSession, url: str) -> None:
-    while True:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.get(f"{url}/ready") as response:
-                if response.status == 200:
-                    return
+async def _ready(session: aiohttp.ClientSession, part: Part, say: Say) -> None:
+    told = ""
+    while (missing := await _missing(session, part.url)) is not None:
+        step = missing.partition(" (")[0]  # without the percentage, which changes all the time
+        if step and step != told:
+            say(f"{part.name:<11} {step}")
+        told = step or told
         await asyncio.sleep(POLL_S)
+
+
+async def _missing(session: aiohttp.ClientSession, url: str) -> str | None:
+    """What a part says it still waits for; None when it is ready."""
+    try:
+        async with session.get(f"{url}/ready") as response:
+            if response.status == 200:
+                return None
+            report = msgspec.json.decode(await response.read())
+            return "; ".join(report.get("missing", ()))
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        return ""
 
 
 @contextlib.contextmanager

@@ -83,7 +83,6 @@ def flags(part: object, *, skip: Sequence[str] = ()) -> Iterator[str]:
 
 def _worker_args(options: UpOptions, role: str, port: int, bootstrap: int) -> tuple[str, ...]:
     server = ("--host", LOOPBACK, "--port", str(port))
-    drain = ("--drain-timeout-s", str(options.stop_timeout_s))
     registry = ("--bootstrap-port", str(bootstrap)) if bootstrap else ()
     config = [
         *flags(options.model),
@@ -91,7 +90,11 @@ def _worker_args(options: UpOptions, role: str, port: int, bootstrap: int) -> tu
         *flags(options.scheduler),
         *flags(options.disagg, skip=("bootstrap_port",)),
     ]
-    return ("worker", "--role", role, *server, *registry, *drain, *config)
+    return ("worker", "--role", role, *server, *registry, *_drain(options), *config)
+
+
+def _drain(options: UpOptions) -> tuple[str, str]:
+    return ("--drain-timeout-s", str(options.stop_timeout_s))
 
 
 def _target(role: str, port: int, bootstrap: int) -> list[str]:
@@ -105,7 +108,7 @@ def _router(options: UpOptions, targets: Sequence[str], port: int, log_dir: Path
     host = LOOPBACK if options.host in ("0.0.0.0", "::") else options.host
     return Part(
         name="router",
-        args=("router", "--host", options.host, "--port", str(port), *targets),
+        args=("router", "--host", options.host, "--port", str(port), *_drain(options), *targets),
         url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
         cores=(),
         log=log_dir / "router.log",
