@@ -15,7 +15,6 @@ from pd_worker.errors import ConfigError
 
 Role = Literal["unified", "prefill", "decode"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Transport = Literal["auto", "shm", "mooncake", "nixl", "fake"]
 
 PAGE_SIZES = (1, 16, 64)
 
@@ -138,8 +137,9 @@ class SchedulerConfig:
 class DisaggConfig:
     """Prefill/decode disaggregation; without effect on the unified role."""
 
-    kv_transport: Transport = "auto"
-    """How KV moves. auto: shm between workers that prove to share a host, else mooncake."""
+    kv_transport: str = "auto"
+    """How KV moves: auto, shm, mooncake, nixl, fake, or the name of an installed plug-in. auto: shm
+    between workers that prove to share a host, else mooncake. fake moves nothing (benchmarks)."""
     bootstrap_port: int = 8998
     """Prefill: port of the BootstrapServer; 0 picks a free one."""
     advertise_host: str = ""
