@@ -62,7 +62,7 @@ def resources(root: psutil.Process) -> dict[str, Resources]:
             if "--role" not in above or "resource_tracker" in " ".join(words):
                 continue
             role = above[above.index("--role") + 1] + " scheduler"
-        files = [path for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        files = list(Path(f"/proc/{process.pid}/fd").iterdir())
         targets = [str(path.readlink()) for path in files if path.is_symlink()]
         found[role] = Resources(
             rss_mb=process.memory_info().rss / 2**20,

@@ -42,14 +42,28 @@ ARRANGEMENTS = [
     ),
     Arrangement(
         name="shm page 1 chunk 100 overlap",
-        args=("--kv-transport", "shm", "--page-size", "1", "--chunked-prefill-size", "100")
-        + ("--overlap",),
+        args=(
+            "--kv-transport",
+            "shm",
+            "--page-size",
+            "1",
+            "--chunked-prefill-size",
+            "100",
+            "--overlap",
+        ),
         concurrency=16,
     ),
     Arrangement(
         name="mooncake page 64 chunk 33 overlap",
-        args=("--kv-transport", "mooncake", "--page-size", "64", "--chunked-prefill-size", "33")
-        + ("--overlap",),
+        args=(
+            "--kv-transport",
+            "mooncake",
+            "--page-size",
+            "64",
+            "--chunked-prefill-size",
+            "33",
+            "--overlap",
+        ),
         concurrency=16,
     ),
     Arrangement(

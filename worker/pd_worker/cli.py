@@ -41,7 +41,7 @@ COMMANDS = {
     "worker": Command(
         summary="one worker: unified, prefill or decode",
         options="pd_worker.config:WorkerConfig",
-        run="pd_worker.launch:run_worker",
+        run="pd_worker.launch.worker:run_worker",
     ),
     "router": Command(
         summary="the front door of a fleet of workers",

@@ -6,7 +6,6 @@ Runs in the scheduler process, once.
 from __future__ import annotations
 
 import hashlib
-import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from pd_worker.config import DisaggConfig, Role, WorkerConfig, shared_secret
+from pd_worker.config import Role, WorkerConfig, shared_secret
 from pd_worker.disagg.checksum import Checksum, crc32_checksum, no_checksum
 from pd_worker.disagg.consensus import SoloGroup
 from pd_worker.disagg.decode import SchedulerDisaggregationDecodeMixin
 from pd_worker.disagg.metadata import LAYOUT, SLOT, MetadataBuffers
 from pd_worker.disagg.prefill import SchedulerDisaggregationPrefillMixin
-from pd_worker.errors import BackendUnavailable
+from pd_worker.launch.backends import BackendOptions, make_engines
 from pd_worker.memory.allocator import PageAllocator
 from pd_worker.memory.free_memory import default_fraction, free_nbytes
 from pd_worker.memory.kv_pool import KVPool
@@ -41,12 +40,8 @@ from pd_worker.scheduler.scheduler import Scheduler
 from pd_worker.transfer.args import KV_LAYOUT, PROTOCOL_VERSION, KVArgs, LinkOptions
 from pd_worker.transfer.base import BaseKVManager
 from pd_worker.transfer.decode import DecodeKVManager
-from pd_worker.transfer.engine import TransferEngine
-from pd_worker.transfer.engines import make_engines
 from pd_worker.transfer.engines.shm import ShmEngine
 from pd_worker.transfer.prefill import PrefillKVManager
-
-log = logging.getLogger(__name__)
 
 
 class PrefillScheduler(SchedulerDisaggregationPrefillMixin, Scheduler):
@@ -200,7 +195,8 @@ class _Link:
     def __init__(self, config: WorkerConfig, base: _Base, num_slots: int) -> None:
         disagg, layout = config.disagg, base.layout
         on_host = base.model.device.type == "cpu"
-        self.engines = _engines(disagg, on_host)
+        backend = BackendOptions(host=disagg.advertise_host, disagg=disagg)
+        self.engines = make_engines(backend, on_host=on_host)
         shm = next((each for each in self.engines if isinstance(each, ShmEngine)), None)
         # decode's memory is what a peer maps; prefill's is only read by its own process
         if shm and config.role == "decode":
@@ -250,25 +246,6 @@ class _Link:
             "group": SoloGroup(),
             "checksum": self.checksum,
         }
-
-
-def _engines(disagg: DisaggConfig, on_host: bool) -> list[TransferEngine]:
-    """The engines of --kv-transport; auto takes all that run here."""
-    names = [disagg.kv_transport]
-    if disagg.kv_transport == "auto":
-        names = ["shm", "mooncake"] if on_host else ["mooncake", "nixl"]
-    engines: list[TransferEngine] = []
-    problems: list[str] = []
-    for name in names:
-        try:
-            engines.append(make_engine(name, disagg))
-        except BackendUnavailable as error:
-            problems.append(str(error))
-    if not engines:
-        raise BackendUnavailable(f"no KV transport runs here: {'; '.join(problems)}")
-    for problem in problems:
-        log.warning("going on without a KV transport: %s", problem)
-    return engines
 
 
 def _rows(config: WorkerConfig, geometry: ModelGeometry) -> ReqToTokenPool:

@@ -3,8 +3,8 @@
     pdserve worker ── run_worker ──► API process (aiohttp; on prefill also the BootstrapServer)
                          └─ spawn ─► scheduler process (assembly.py: model, memory, event loop)
 
-The two talk over ZMQ ipc sockets in a private folder. The child ignores terminal signals: it ends by
-the API's Shutdown message, and by SIGKILL should the parent die first.
+The two talk over ZMQ ipc sockets in a private folder. The child ignores terminal signals: it ends
+by the API's Shutdown message, and by SIGKILL should the parent die first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from aiohttp import web
 
 from pd_worker.api.server import Site, bound_socket, serve
-from pd_worker.assembly import Assembly, assemble
 from pd_worker.config import WorkerConfig, shared_secret
 from pd_worker.errors import ConfigError, PdserveError
+from pd_worker.launch.assembly import Assembly, assemble
 from pd_worker.messages import LoadProgress, SchedulerFailed
 from pd_worker.model.store import resolve
 from pd_worker.scheduler.channel import Channel
