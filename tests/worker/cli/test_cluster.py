@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ import sys
 from pd_worker.config import ModelConfig
 from pd_worker.local.cluster import run
 from pd_worker.local.options import UpOptions
-model, log_dir = ModelConfig(model="m"), sys.argv[3]
+model, log_dir = ModelConfig(model=sys.argv[3]), sys.argv[3]
 options = UpOptions(model=model, port=0, log_dir=log_dir, stop_timeout_s=0.5)
 sys.exit(run(options, command=(sys.executable, *sys.argv[1:3])))
 """
@@ -42,7 +43,7 @@ def command(behaviour: str) -> tuple[str, ...]:
 
 def options(tmp_path: Path, **changes: object) -> UpOptions:
     settings = {"port": 0, "log_dir": str(tmp_path), "stop_timeout_s": 0.5, **changes}
-    return UpOptions(model=ModelConfig(model="m"), **settings)  # type: ignore[arg-type]
+    return UpOptions(model=ModelConfig(model=str(tmp_path)), **settings)  # type: ignore[arg-type]
 
 
 def left_over(log_dir: Path) -> list[psutil.Process]:
@@ -119,6 +120,19 @@ async def test_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="--port"):
             async with running(busy, command=command("ok")):
                 pass
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["comes", "fails"])
+async def test_model_of_a_name_is_fetched_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: bool
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path))
+    fetch = f"import sys; sys.exit({not fetched} if sys.argv[1:] == ['fetch', 'm'] else 7)"
+    expected = "-0 ended with status 7" if fetched else "there is no model m"
+    named = dataclasses.replace(options(tmp_path), model=ModelConfig(model="m"))
+    with pytest.raises(PdserveError, match=expected):
+        async with running(named, say=lambda _: None, command=(sys.executable, "-c", fetch)):
+            pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from pd_worker.config import cache_dir
 from pd_worker.errors import ConfigError, PdserveError
 from pd_worker.local.options import UpOptions
 from pd_worker.local.plan import Part, plan, ports_needed
@@ -97,6 +98,7 @@ async def running(
     The first Ctrl-C or SIGTERM cancels the calling task, which ends the block; a second one does
     not wait for running requests any more.
     """
+    await _fetch_model(options.model.model, command)
     cluster = Cluster(_parts(options), stop_timeout_s=options.stop_timeout_s)
     with _signals_end(cluster):
         try:
@@ -141,6 +143,21 @@ def _parts(options: UpOptions) -> list[Part]:
         cores=sorted(os.sched_getaffinity(0)),
         log_dir=log_dir,
     )
+
+
+async def _fetch_model(name: str, command: Sequence[str]) -> None:
+    """Bring a model that `pdserve fetch` knows once, before all workers want it, showing how far
+    it is. Raises PdserveError."""
+    if _is_here(name):
+        return
+    process = await asyncio.create_subprocess_exec(*command, "fetch", name)
+    if await process.wait():
+        raise PdserveError(f"there is no model {name}")
+
+
+def _is_here(name: str) -> bool:
+    """True where workers find the model themselves: a path, a hub id, or fetched before."""
+    return "/" in name or Path(name).exists() or (cache_dir() / "models" / name).exists()
 
 
 def _line(part: Part) -> str:
