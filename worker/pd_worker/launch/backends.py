@@ -1,7 +1,7 @@
 """From --kv-transport to transfer engines.
 
-A backend is a function from BackendOptions to a TransferEngine. Those below come with pdserve; other
-packages add theirs through the entry-point group `pdserve.kv_backends`.
+A backend is a function from BackendOptions to a TransferEngine. Those below come with pdserve;
+other packages add theirs through the entry-point group `pdserve.kv_backends`.
 """
 
 from __future__ import annotations
