@@ -16,11 +16,8 @@ from pd_worker.memory.layout import KVLayout
 from pd_worker.memory.pages import Pages
 from pd_worker.messages import TopLogprobs
 from pd_worker.model.base import ModelGeometry
+from pd_worker.model.counter_rng import Words, mix
 
-Words = npt.NDArray[np.uint64]
-_STEP, _MIX_1, _MIX_2 = (
-    np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 _POISON = np.uint32(0xFFFFFFFF)
 
 
@@ -39,14 +36,6 @@ def fake_geometry(*, vocab_size: int = 512, eos_ids: tuple[int, ...] = (0,)) -> 
         sliding_windows=(None, None),
         fingerprint=f"fake-{vocab_size}",
     )
-
-
-def mix(words: Words) -> Words:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), element by element."""
-    words = (words + _STEP).astype(np.uint64)
-    words = (words ^ (words >> np.uint64(30))) * _MIX_1
-    words = (words ^ (words >> np.uint64(27))) * _MIX_2
-    return words ^ (words >> np.uint64(31))
 
 
 def _mixed(*numbers: int) -> int:
