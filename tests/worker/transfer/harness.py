@@ -16,7 +16,7 @@ from aiohttp import web
 
 from pd_worker.transfer.args import KVArgs, LinkOptions
 from pd_worker.transfer.base import BaseKVReceiver, BaseKVSender
-from pd_worker.transfer.bootstrap import BootstrapServer
+from pd_worker.transfer.bootstrap import make_app
 from pd_worker.transfer.decode import DecodeKVManager
 from pd_worker.transfer.engine import TransferEngine
 from pd_worker.transfer.engines.fake import FakeEngine
@@ -187,8 +187,7 @@ class Prefill:
     def __post_init__(self) -> None:
         self.pool = Pool.private()
         self.wakes = Wakes()
-        server = BootstrapServer(lease_ttl_s=self.link.lease_ttl_s, secret=self.link.secret)
-        self.server = ServerThread(server.app(), self.link.host, self.port)
+        self.server = ServerThread(make_app(self.link.secret), self.link.host, self.port)
         self.port = self.server.port
         self.manager = PrefillKVManager(
             self.pool.args(**self.changes),

@@ -153,6 +153,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_cache_dtype: Word
     kv_layout: Word
     pairing_key: Word
+    lease_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    """How long the row lives unless it is renewed."""
     tp_rank: Rank = 0
     tp_size: Size = 1
     cp_rank: Rank = 0

@@ -45,11 +45,16 @@ def _field_of(error: msgspec.ValidationError) -> str | None:
     return None if found is None else found.group(1) or found.group(2)
 
 
+def make_app(secret: str = "") -> web.Application:
+    """The application to run on the bootstrap port."""
+    return BootstrapServer(secret).app()
+
+
 class BootstrapServer:
     """State and handlers; `app` makes the aiohttp application to run."""
 
-    def __init__(self, *, lease_ttl_s: float = 15.0, secret: str = "") -> None:
-        self.registry = Registry(lease_ttl_s=lease_ttl_s)
+    def __init__(self, secret: str = "") -> None:
+        self.registry = Registry()
         self._token = bootstrap_token(secret)
 
     def app(self) -> web.Application:
@@ -84,7 +89,7 @@ class BootstrapServer:
             return _error(400, f"the body is not JSON: {error}")
         except RouteRefused as error:
             return _error(error.status, error.message, error.field)
-        return web.json_response({"lease_ttl_s": self.registry.lease_ttl_s})
+        return web.json_response({"lease_ttl_s": route.lease_ttl_s})
 
     async def _delete(self, request: web.Request) -> web.Response:
         incarnation = request.query.get("incarnation", "")

@@ -25,9 +25,9 @@ RETRY_S = 0.5
 class Lease:
     """Keeps one row registered."""
 
-    def __init__(self, control: Control, url: str, route: Route, ttl_s: float) -> None:
+    def __init__(self, control: Control, url: str, route: Route) -> None:
         self._control, self._url = control, f"{url.rstrip('/')}/route"
-        self._route, self._ttl_s = route, ttl_s
+        self._route, self._ttl_s = route, route.lease_ttl_s
         self._valid_until = 0.0
         self._limiter = LogLimiter(logger)
         self._task: asyncio.Task[None] | None = None

@@ -68,7 +68,7 @@ class PrefillKVManager(CommonKVManager):
             wire.Ping: self._on_ping,
         }
         self.control.start(self._on_message, self._on_tick)
-        self._lease = Lease(self.control, bootstrap_url, self._route(), options.lease_ttl_s)
+        self._lease = Lease(self.control, bootstrap_url, self._route())
         self.control.call(self._lease.start)
 
     def _route(self) -> Route:
@@ -82,6 +82,7 @@ class PrefillKVManager(CommonKVManager):
             kv_cache_dtype=args.kv_dtype,
             kv_layout=args.kv_layout,
             pairing_key=args.pairing_key,
+            lease_ttl_s=self.options.lease_ttl_s,
             tp_rank=args.tp_rank,
             tp_size=args.tp_size,
             pp_rank=args.pp_rank,

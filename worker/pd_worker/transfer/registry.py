@@ -41,8 +41,7 @@ class _Row:
 class Registry:
     """Rows by rank, each with a lease."""
 
-    def __init__(self, *, lease_ttl_s: float) -> None:
-        self.lease_ttl_s = lease_ttl_s
+    def __init__(self) -> None:
         self._rows: dict[tuple[int, int, int, int], _Row] = {}
 
     def put(self, route: Route, now: float, *, trusted: bool) -> None:
@@ -58,7 +57,7 @@ class Registry:
         self._check_shared(route)
         if len(self._rows) >= MAX_ROWS and route.rank not in self._rows:
             raise RouteRefused(400, "rank", "the table is full")
-        self._rows[route.rank] = _Row(route=route, expires=now + self.lease_ttl_s)
+        self._rows[route.rank] = _Row(route=route, expires=now + route.lease_ttl_s)
 
     def delete(self, incarnation: str) -> int:
         """Take out the rows of one process; returns how many."""

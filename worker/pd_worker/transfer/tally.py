@@ -39,5 +39,5 @@ class LogLimiter:
         if now < self._next:
             self._held += 1
             return
-        self._logger.warning(message + " (%d more held back)", *args, self._held)
+        self._logger.warning("%s (%d more held back)", message % args, self._held)
         self._next, self._held = now + self._interval_s, 0
