@@ -46,11 +46,12 @@ async def open_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def serve_normally(stub: Stub, request: web.Request) -> web.StreamResponse:
-    """Prefill answers with one token, decode with three."""
+    """Prefill answers with one token, decode with three once prefill has served the same room."""
     words = ["a"] if stub.role == "prefill" else ["a", "b", "c"]
     if not stub.calls[-1].body.get("stream"):
         message = {"role": "assistant", "content": "".join(words)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        await stub.meet()
         return web.json_response(
             {
                 "id": "c",
@@ -61,6 +62,7 @@ async def serve_normally(stub: Stub, request: web.Request) -> web.StreamResponse
             }
         )
     response = await open_stream(request)
+    await stub.meet()
     for word in words:
         await response.write(chunk(word))
     await response.write(DONE)
@@ -87,8 +89,11 @@ class Stub:
         self.calls: list[Seen] = []
         self.other: list[str] = []
         self.running = self.cancelled = 0
-        self.frozen = False
+        self.thawed = asyncio.Event()
+        self.thawed.set()
         self.url = ""
+        self.rooms: dict[str, asyncio.Event] = {}
+        """Rooms whose KV has arrived; shared by all stubs of a router."""
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
@@ -103,9 +108,17 @@ class Stub:
     def bodies(self) -> list[dict[str, Any]]:
         return [call.body for call in self.calls]
 
+    async def meet(self) -> None:
+        """Prefill delivers its last request's KV, decode waits for it."""
+        room = str(self.calls[-1].body.get("bootstrap_room"))
+        arrived = self.rooms.setdefault(room, asyncio.Event())
+        if self.role == "prefill":
+            arrived.set()
+        if self.role == "decode":
+            await arrived.wait()
+
     async def _ready(self, request: web.Request) -> web.Response:
-        while self.frozen:
-            await asyncio.sleep(0.01)
+        await self.thawed.wait()
         status, text = self.ready
         return web.Response(status=status, text=text)
 
@@ -148,6 +161,7 @@ class Front:
         self.decode: list[Stub] = []
         self.unified: list[Stub] = []
         self.runners: dict[str, web.AppRunner] = {}
+        self.rooms: dict[str, asyncio.Event] = {}
         self.url = ""
         self.router: Router
         self.session: aiohttp.ClientSession
@@ -158,7 +172,7 @@ class Front:
 
     async def stub(self, stub: Stub) -> Stub:
         stub.url, runner = await self._stack.enter_async_context(served(stub.app()))
-        self.runners[stub.url] = runner
+        self.runners[stub.url], stub.rooms = runner, self.rooms
         getattr(self, stub.role).append(stub)
         return stub
 

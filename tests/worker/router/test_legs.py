@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.worker.router.conftest import DONE, Stub, chunk, open_stream, until
+from tests.worker.router.conftest import DONE, Stub, chunk, open_stream, serve_normally, until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -56,7 +56,7 @@ async def test_a_batch_gets_lists_with_a_room_for_each_prompt(front, path, body,
 
 
 async def test_an_advertised_bootstrap_host_goes_before_the_urls(front):
-    f = await front(prefill=[Stub("prefill", bootstrap_host="::1", bootstrap_port=7)])
+    f = await front(prefill=[Stub("prefill", advertise_host="::1", bootstrap_port=7)])
     await f.ask()
     assert f.decode[0].bodies[0]["bootstrap_host"] == "::1"
     assert f.decode[0].bodies[0]["bootstrap_port"] == 7
@@ -75,7 +75,7 @@ async def test_prefill_may_wait_for_decode_to_connect(front):
 
     async def after_decode(stub: Stub, request: web.Request) -> web.StreamResponse:
         await until(lambda: f.decode[0].running)
-        return web.json_response({})
+        return await serve_normally(stub, request)
 
     f.prefill[0].script = after_decode
     assert (await f.ask())[0] == 200
@@ -103,12 +103,17 @@ async def test_a_stream_arrives_as_decode_sends_it(front):
 
 async def test_a_complete_answer_does_not_wait_for_prefills_end(front):
     f = await front()
-    f.prefill[0].script = hang
+    f.prefill[0].script = delivers_but_hangs
     start = time.monotonic()
     async with f.stream() as response:
         assert (await response.read()).endswith(DONE)
     assert time.monotonic() - start < 1
     await f.idle(within_s=4)
+
+
+async def delivers_but_hangs(stub: Stub, request: web.Request) -> web.StreamResponse:
+    await stub.meet()
+    return await hang(stub, request)
 
 
 async def hang(stub: Stub, request: web.Request) -> web.StreamResponse:
@@ -203,7 +208,7 @@ async def test_rooms_are_distinct_over_many_requests(front):
     assert len(set(rooms)) == 500
 
 
-async def test_keep_alive_comments_open_a_long_wait(front, monkeypatch):
+async def test_keep_alive_comments_are_passed_on_only_after_a_long_wait(front, monkeypatch):
     monkeypatch.setattr("pd_worker.router.answer.HOLD_S", 0.05)
     f = await front()
     gate = asyncio.Event()
@@ -219,9 +224,28 @@ async def test_keep_alive_comments_open_a_long_wait(front, monkeypatch):
 
     f.decode[0].script = waits
     async with f.stream() as response:
+        assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         gate.set()
         assert await response.read() == chunk("x") + DONE
+
+
+async def test_a_long_wait_opens_the_stream_and_still_allows_another_attempt(front, monkeypatch):
+    monkeypatch.setattr("pd_worker.router.answer.HOLD_S", 0.05)
+    f = await front()
+    gate = asyncio.Event()
+
+    async def fails_late(stub: Stub, request: web.Request) -> web.StreamResponse:
+        if len(stub.calls) > 1:
+            return await serve_normally(stub, request)
+        await gate.wait()
+        return web.json_response({}, status=500)
+
+    f.prefill[0].script = fails_late
+    async with f.stream() as response:
+        assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
+        gate.set()
+        assert await response.read() == chunk("a") + chunk("b") + chunk("c") + DONE
 
 
 async def test_the_request_id_is_kept_and_reaches_both_legs(front):

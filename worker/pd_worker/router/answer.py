@@ -2,10 +2,10 @@
 
 When the answer begins. Headers go out with the first event of decode that holds a token, so that
 everything that fails before gets its true status, or another try that the client does not notice.
-A long prefill must not look like a dead connection: once `HOLD_S` have passed, decode's next
-keep-alive comment opens the stream early; tries are still possible then, but a final failure can
-only be told as an event. After the first token there are no more tries: a failure is an error
-event, with which the stream ends.
+A long prefill must not look like a dead connection: after `HOLD_S` a comment opens the stream;
+tries are still possible then, but a final failure can only be told as an event. After the first
+token there are no more tries: a failure is an error event. Every stream that was opened ends with
+exactly one [DONE], also after an error.
 """
 
 from __future__ import annotations
@@ -58,9 +58,14 @@ class Answer:
         """From the request's arrival to the first token that went out; None before."""
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
+    @property
+    def open_at(self) -> float | None:
+        """When a stream has to be opened at the latest (monotonic clock); None when it is."""
+        return None if self.begun else self.started_at + HOLD_S
+
     async def comment(self, event: bytes) -> None:
         """Pass a keep-alive on, if the client has waited for long enough to need one."""
-        if self.committed or time.monotonic() - self.started_at >= HOLD_S:
+        if self.open_at is None or time.monotonic() >= self.open_at:
             await self._write(event)
 
     async def events(self, events: bytes) -> None:
@@ -92,8 +97,7 @@ class Answer:
         if not self.begun:
             await self.whole(error.status, error_body(error))
             return
-        event = sse.encode(msgspec.json.decode(error_body(error)))
-        await self._write(event)
+        await self._write(sse.encode(msgspec.json.decode(error_body(error))) + sse.DONE)
         await self._finish()
 
     def _commit(self) -> None:

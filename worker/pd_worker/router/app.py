@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from pd_worker.errors import ConfigError, RequestError
+from pd_worker.errors import ConfigError, RequestError, RequestFailed
 from pd_worker.router.answer import error_body
 from pd_worker.router.drain import until_drained
 from pd_worker.router.fleet import MODEL_INFO, TO_ALL, TO_ANY
@@ -113,9 +113,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        unknown = RequestError(f"{request.method} {request.path}: {error.reason}")
-        unknown.status, unknown.code = error.status, "invalid_request_error"
-        return _error(unknown)
+        told = f"{request.method} {request.path}: {error.reason}"
+        return _error(RequestFailed(told, status=error.status, code="invalid_request_error"))
 
 
 def _error(error: RequestError) -> web.Response:

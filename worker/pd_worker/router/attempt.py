@@ -59,7 +59,7 @@ class Attempt:
                 await asyncio.wait([prefill], timeout=SETTLE_S)
                 prefill.cancel()
         except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+            raise _outcome(group) from None
 
     async def _prefill(self) -> None:
         worker = self._route.prefill
@@ -95,6 +95,8 @@ class Attempt:
                 await self._whole(response)
 
     async def _whole(self, response: aiohttp.ClientResponse) -> None:
+        if self._answer.begun:
+            raise LegFailed(self._route.decode.spec.url, BAD_GATEWAY, "no_stream", "did not stream")
         body = await response.read()
         if self._call.needs_prefill and (value := sse.payload(body)) is not None:
             body = msgspec.json.encode(await self._complete(value))
@@ -102,13 +104,21 @@ class Attempt:
 
     async def _relay(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
         framer = sse.Framer()
-        async for chunk in response.content.iter_any():
+        while chunk := await self._next(response):
             await self._pass_on(worker, framer.feed(chunk))
         if framer.rest or not (self._answer.committed or self._held):
             raise LegFailed(worker.spec.url, BAD_GATEWAY, "cut", "ended its stream too early")
         if self._held:
             await self._answer.events(self._held)
         await self._answer.end()
+
+    async def _next(self, response: aiohttp.ClientResponse) -> bytes:
+        """What decode sends next, empty at its end; a comment when the client waited too long."""
+        try:
+            async with asyncio.timeout_at(self._answer.open_at):
+                return await response.content.readany()
+        except TimeoutError:
+            return sse.WAITING
 
     async def _pass_on(self, worker: Worker, events: list[bytes]) -> None:
         """Write what came in one go in one go; hold what comes before the first token."""
@@ -129,7 +139,7 @@ class Attempt:
     async def _pass_error(self, worker: Worker, ready: bytes, event: bytes) -> None:
         """Before the first token an error is a failed attempt, after it the end of the stream."""
         if self._answer.committed or ready:
-            await self._answer.events(self._held + ready + event)
+            await self._answer.events(self._held + ready + event + sse.DONE)
             await self._answer.end()
         raise stream_error(worker, event)
 
@@ -157,6 +167,12 @@ class Attempt:
             "detail": f"attempt {tries}",
             "leg": "router",
         }
+
+
+def _outcome(group: ExceptionGroup[Exception]) -> BaseException:
+    """The failure that came first; but a request that was cancelled meanwhile stays cancelled."""
+    task = asyncio.current_task()
+    return asyncio.CancelledError() if task and task.cancelling() else group.exceptions[0]
 
 
 def _is_stream(response: aiohttp.ClientResponse) -> bool:

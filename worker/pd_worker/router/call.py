@@ -67,6 +67,11 @@ class Call:
         return self.body.get("bootstrap_room") is not None
 
     @property
+    def has_own_rid(self) -> bool:
+        """The client named the request: a worker takes that name again once it is free."""
+        return self.body.get("rid") is not None
+
+    @property
     def is_single(self) -> bool:
         """One prompt, one sample."""
         sampling = self.body.get("sampling_params")

@@ -119,9 +119,9 @@ class Fleet:
         raise Unavailable(why_none(list(self._registry)) or "no worker answered", retry_after_s=2)
 
     async def to_all(self, request: web.Request) -> web.Response:
-        """To every healthy worker; 502 names those that did not take it."""
+        """To every worker that runs requests; 502 names those that did not take it."""
         body = await read_body(request)
-        workers = self._healthy()
+        workers = [worker for worker in self._registry if worker.state in ("healthy", "draining")]
         answers = await asyncio.gather(
             *(self._send(worker, request.method, request.path, body) for worker in workers)
         )

@@ -50,10 +50,10 @@ def read_facts(text: str) -> Facts | None:
     longest = raw.get("max_request_tokens")
     return Facts(
         role=_role(raw),
-        model=_text(raw, "served_model_name") or _text(raw, "model"),
+        model=_text(raw, "served_model_name"),
         pairing_key=_text(raw, "pairing_key"),
         incarnation=_text(raw, "incarnation"),
-        bootstrap_host=_text(raw, "bootstrap_host"),
+        bootstrap_host=_text(raw, "advertise_host"),
         bootstrap_port=port if isinstance(port, int) and 0 < port < 65536 else None,
         max_request_tokens=longest if isinstance(longest, int) else 0,
         raw=raw,

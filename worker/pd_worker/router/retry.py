@@ -23,7 +23,7 @@ from pd_worker.router.pairing import Route
 from pd_worker.router.selector import Selector
 
 PAUSE_S = 0.05
-"""Before a worker that just failed is tried again, doubled each time; other workers at once."""
+"""Before a worker may see the same request again, doubled each time; else there is no pause."""
 
 
 class Dispatcher:
@@ -85,7 +85,7 @@ class Dispatcher:
 
     async def _pause(self, call: Call, failures: list[LegFailed]) -> None:
         self._metrics.retries.inc()
-        if not self._selector.can_avoid(call, _blamed(failures)):
+        if call.has_own_rid or not self._selector.can_avoid(call, _blamed(failures)):
             await asyncio.sleep(PAUSE_S * 2 ** len(failures) * random.uniform(0.5, 1.0))
 
 

@@ -8,6 +8,9 @@ import msgspec
 
 DATA = b"data:"
 END = b"\n\n"
+DONE = b"data: [DONE]\n\n"
+WAITING = b": waiting\n\n"
+"""A comment of the router's own."""
 
 
 class Framer:
