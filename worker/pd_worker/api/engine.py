@@ -10,7 +10,6 @@ One Engine a worker, on the one asyncio loop of the API process. It carries the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -66,8 +65,9 @@ class Engine:
         self._endpoints = (to_scheduler, from_scheduler)
         self._max_samples = max_samples
         self._context = zmq.asyncio.Context()
-        self._push: zmq.Socket[bytes] = zmq.Context.shadow(self._context).socket(zmq.PUSH)
+        self._push = self._context.socket(zmq.PUSH)
         self._pull = self._context.socket(zmq.PULL)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._samples: dict[str, Stream] = {}
         self._streams: dict[str, Stream] = {}
         self._idle = asyncio.Event()
@@ -75,14 +75,15 @@ class Engine:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        # Unbounded queues: what waits here is bounded by max_samples, and a request is refused
+        # Unbounded queues: what waits in them is bounded by max_samples, and a request is refused
         # as soon as the scheduler has been silent for HEARTBEAT_TIMEOUT_S.
         for socket in (self._push, self._pull):
             socket.set_hwm(0)
             socket.linger = 0
         self._push.bind(self._endpoints[0])
         self._pull.bind(self._endpoints[1])
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        loops = (self._transmit(), self._receive(), self._watch())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         return self
@@ -176,18 +177,22 @@ class Engine:
         return True
 
     def reject(self, bootstrap: Bootstrap, reason: str) -> None:
-        """A leg was refused here: let the scheduler tell the other side of the room."""
-        self.send(RejectRoom(bootstrap, reason))
+        """A leg was refused here: let the scheduler tell the other side of the room; not where
+        another request runs in that room, which a careless or hostile client may have named."""
+        if bootstrap.room not in self._rooms():
+            self.send(RejectRoom(bootstrap, reason))
+
+    def _rooms(self) -> set[int]:
+        requests = (request for stream in self._streams.values() for request in stream.requests)
+        return {request.bootstrap.room for request in requests if request.bootstrap}
 
     def flush_cache(self) -> None:
         """Drop the unused part of the prefix cache."""
         self.send(FlushCache())
 
     def send(self, message: ToScheduler) -> None:
-        """Queue one message for the scheduler; never blocks. Without a scheduler there is nobody
-        to tell, and the watch ends what runs."""
-        with contextlib.suppress(zmq.Again):
-            self._push.send(encode(message), zmq.NOBLOCK)
+        """Queue one message for the scheduler; never blocks."""
+        self._outbox.put_nowait(encode(message))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for the running ones (not longer than timeout_s) and let the
@@ -200,6 +205,11 @@ class Engine:
             log.warning("drain: %d samples cut off after %.0f s", self.num_samples, timeout_s)
             self._fail_all("this worker has shut down")
         self.send(Shutdown())
+
+    async def _transmit(self) -> None:
+        """A task of its own, because a socket without a peer (yet) takes nothing."""
+        while True:
+            await self._push.send(await self._outbox.get())
 
     async def _receive(self) -> None:
         while True:

@@ -117,9 +117,9 @@ async def serve(
     )
     async with engine, contextlib.AsyncExitStack() as stack:
         for site in sites:
-            await stack.enter_async_context(_listening(site.app, site.socket))
+            await stack.enter_async_context(listening(site.app, site.socket))
         api = bound_socket(config.server.host, config.server.port)
-        await stack.enter_async_context(_listening(make_app(context), api))
+        await stack.enter_async_context(listening(make_app(context), api))
         host, port = api.getsockname()[:2]
         log.info(
             "listening on http://%s:%d role=%s",
@@ -137,7 +137,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
+async def listening(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve an application on a bound socket while the context is open."""
     # handler_cancellation: a client that leaves cancels its handler, which aborts its samples.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
     await runner.setup()

@@ -105,6 +105,8 @@ class Tokenizer:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder; raises ModelError. Takes seconds; imports no torch where
     the folder has a tokenizer.json."""
+    if not any(folder.glob("tokenizer*")):
+        raise ModelError(f"there is no tokenizer in {folder}")
     # Imported here because it costs seconds, which only a starting worker should pay.
     import transformers
 
