@@ -1,42 +1,35 @@
 """Starts a worker: this process becomes the API process, a child the scheduler process.
 
     pdserve worker ── run_worker ──► API process (aiohttp; on prefill also the BootstrapServer)
-                         └─ spawn ─► scheduler process (assembly.py: model, memory, event loop)
+                         └─ spawn ─► scheduler process (scheduler_process.py), which alone has torch
 
-The two talk over ZMQ ipc sockets in a private folder. The child ignores terminal signals: it ends
-by the API's Shutdown message, and by SIGKILL should the parent die first.
+The two talk over ZMQ ipc sockets in a private folder; the child gets its config on standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import dataclasses
-import faulthandler
 import logging
-import multiprocessing
 import os
-import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from aiohttp import web
+import msgspec
 
 from pd_worker.api.server import Site, bound_socket, serve
 from pd_worker.config import WorkerConfig, shared_secret
-from pd_worker.errors import ConfigError, PdserveError
-from pd_worker.launch.assembly import Assembly, assemble
-from pd_worker.messages import LoadProgress, SchedulerFailed
+from pd_worker.errors import ConfigError
+from pd_worker.launch.logs import set_up_logging
 from pd_worker.model.store import resolve
-from pd_worker.scheduler.channel import Channel
-from pd_worker.scheduler.heartbeat import HeartbeatThread
-from pd_worker.transfer.bootstrap import make_app
+from pd_worker.transfer.bootstrap import BootstrapServer
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
+SCHEDULER_MODULE = "pd_worker.launch.scheduler_process"
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -45,16 +38,12 @@ def run_worker(config: WorkerConfig) -> int:
 
     Raises ConfigError or ModelError for what can be told before anything is started.
     """
-    _set_up_logging(config.server.log_level, config.role)
+    set_up_logging(config.server.log_level, config.role)
     folder = resolve(config.model, lambda part, what: log.info("%3.0f %% %s", part * 100, what))
     config, sites = _listen(_resolved(config, folder))
     with tempfile.TemporaryDirectory(prefix="pdserve-") as run_dir:
         endpoints = (f"ipc://{run_dir}/to", f"ipc://{run_dir}/from")
-        spawn = multiprocessing.get_context("spawn")
-        process = spawn.Process(
-            target=run_scheduler, args=(config, *endpoints, os.getpid()), name="pdserve-scheduler"
-        )
-        process.start()
+        process = _start_scheduler(config, endpoints)
         try:
             return asyncio.run(
                 serve(
@@ -62,63 +51,22 @@ def run_worker(config: WorkerConfig) -> int:
                     model_dir=folder,
                     to_scheduler=endpoints[0],
                     from_scheduler=endpoints[1],
-                    exit_code=lambda: process.exitcode,
+                    exit_code=process.poll,
                     sites=sites,
                 )
             )
         finally:
             process.kill()
-            process.join()
+            process.wait()
 
 
-def run_scheduler(
-    config: WorkerConfig, to_scheduler: str, from_scheduler: str, parent: int
-) -> None:
-    """The scheduler process: load, say so, loop, shut down. Exits 1 where it cannot go on."""
-    _follow_parent(parent)
-    _set_up_logging(config.server.log_level, f"{config.role} scheduler")
-    faulthandler.enable()
-    channel = Channel(to_scheduler, from_scheduler)
-    try:
-        built = assemble(config, channel, lambda part, what: channel.send(LoadProgress(part, what)))
-    except (PdserveError, OSError, MemoryError) as error:
-        channel.send(SchedulerFailed(str(error)))
-        channel.close()
-        sys.exit(1)
-    try:
-        _loop(config, built, channel, from_scheduler)
-    except Exception as error:
-        log.exception("the event loop broke: %r", built.scheduler)
-        channel.send(SchedulerFailed(f"the event loop broke: {error!r}"))
-        channel.close()
-        sys.exit(1)
-
-
-def _loop(config: WorkerConfig, built: Assembly, channel: Channel, from_scheduler: str) -> None:
-    heartbeat = HeartbeatThread(
-        from_scheduler,
-        built.scheduler,
-        registered=built.registered,
-        log_interval_s=config.scheduler.log_interval_s,
-    )
-    channel.send(built.ready)
-    heartbeat.start()
-    if config.scheduler.overlap:
-        built.scheduler.event_loop_overlap()
-    else:
-        built.scheduler.event_loop_normal()
-    heartbeat.stop()
-    built.close()
-    channel.close()
-
-
-def _follow_parent(parent: int) -> None:
-    """Die with the parent, and leave the terminal's signals to it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
+def _start_scheduler(config: WorkerConfig, endpoints: tuple[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", SCHEDULER_MODULE, *endpoints, str(os.getpid())]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(config))
+    process.stdin.close()
+    return process
 
 
 def _resolved(config: WorkerConfig, folder: Path) -> WorkerConfig:
@@ -144,9 +92,9 @@ def _listen(config: WorkerConfig) -> tuple[WorkerConfig, list[Site]]:
         problem = f"cannot listen on {config.server.host}:{disagg.bootstrap_port}: {error}"
         raise ConfigError("--bootstrap-port", problem, "choose another port, or 0") from error
     port = bound.getsockname()[1]
-    app: web.Application = make_app(shared_secret())
+    server = BootstrapServer(secret=shared_secret())
     config = dataclasses.replace(config, disagg=dataclasses.replace(disagg, bootstrap_port=port))
-    return config, [Site(app=app, socket=bound)]
+    return config, [Site(app=server.app(), socket=bound)]
 
 
 def reachable_host(host: str) -> str:
@@ -165,12 +113,3 @@ def reachable_host(host: str) -> str:
         except OSError:
             return loopback
         return str(sock.getsockname()[0])
-
-
-def _set_up_logging(level: str, who: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s %(levelname)s [{who}] %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
