@@ -99,7 +99,8 @@ async def test_decode_failing_after_the_first_token_is_an_error_event_that_ends_
     await f.idle()
 
 
-async def test_prefill_failing_after_the_first_token_does_not_harm_the_answer(front):
+@pytest.mark.parametrize("samples", [1, 2])
+async def test_prefill_failing_after_the_first_token_harms_only_other_samples(front, samples):
     f = await front()
     first = asyncio.Event()
 
@@ -116,8 +117,13 @@ async def test_prefill_failing_after_the_first_token_does_not_harm_the_answer(fr
         return response
 
     f.prefill[0].script, f.decode[0].script = prefill, decode
-    async with f.stream() as response:
-        assert await response.read() == chunk("one") + chunk("two") + DONE
+    async with f.stream(n=samples) as response:
+        answer = await response.read()
+    if samples == 1:
+        assert answer == chunk("one") + chunk("two") + DONE
+    else:
+        assert answer.startswith(chunk("one") + b'data: {"error"')
+        assert answer.endswith(DONE)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,6 +28,15 @@ async def test_only_workers_with_equal_keys_serve_a_request_together(front):
     pairs = [(await f.ask())[1]["x-pdserve-pair"].split("|") for _ in range(40)]
     assert {key_of[prefill] for prefill, _ in pairs} == {"a", "b"}
     assert all(key_of[prefill] == key_of[decode] for prefill, decode in pairs)
+
+
+async def test_400_requests_over_two_by_two_workers_use_all_pairs_without_a_failure(front):
+    f = await front(prefill=2, decode=2)
+    answers = []
+    for _ in range(20):
+        answers += await asyncio.gather(*(f.ask() for _ in range(20)))
+    assert {status for status, _, _ in answers} == {200}
+    assert len({headers["x-pdserve-pair"] for _, headers, _ in answers}) == 4
 
 
 async def test_the_router_is_not_ready_when_no_keys_match_and_says_which_differ(front):
