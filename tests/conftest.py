@@ -11,6 +11,7 @@ import pytest
 from pd_worker.config import cache_dir
 
 MODEL = "smollm2-135m"
+pytest_plugins = ["tests.cluster.fixtures"]
 
 
 def has_gpu() -> bool:

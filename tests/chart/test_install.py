@@ -1,0 +1,106 @@
+"""The chart on a real API server: admission, permissions, upgrades."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.conftest import CHART
+from tests.cluster.client import Client, CommandError, until
+
+pytestmark = pytest.mark.cluster
+
+CRD = "pddeployments.pdserve.io"
+DEPLOYMENT = {
+    "apiVersion": "pdserve.io/v1alpha1",
+    "kind": "PDDeployment",
+    "metadata": {"name": "kept"},
+    "spec": {"model": {"source": "hf://some/model"}, "engine": {"image": "worker:1"}},
+}
+
+
+@pytest.fixture
+def release(control_plane: Client, namespace: str) -> Any:
+    """Installs or upgrades the release `pds` in the test's namespace; gone afterwards."""
+
+    def install(chart: Path = CHART, **values: Any) -> str:
+        flags = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
+        control_plane.helm("upgrade", "--install", "pds", str(chart), "-n", namespace, *flags)
+        return "system:serviceaccount:" + namespace + ":pds-pdserve"
+
+    yield install
+    control_plane.helm("uninstall", "pds", "-n", namespace, "--ignore-not-found")
+    control_plane.kubectl("delete", "crd", CRD, "--ignore-not-found")
+
+
+def may(client: Client, account: str, *question: str) -> bool:
+    try:
+        return client.kubectl("auth", "can-i", f"--as={account}", *question).strip() == "yes"
+    except CommandError:  # it exits with 1 for "no"
+        return False
+
+
+def test_pods_pass_the_restricted_policy(
+    control_plane: Client, namespace: str, release: Any
+) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    control_plane.kubectl("label", "namespace", namespace, label)
+    release(replicas=1)
+    until("a pod", lambda: len(control_plane.get("pods", "-n", namespace)) == 1)
+
+
+def test_the_operator_may_do_its_work_and_no_more(
+    control_plane: Client, namespace: str, release: Any
+) -> None:
+    account = release()
+    other = ("-n", "default")
+    assert may(control_plane, account, "patch", "statefulsets.apps", *other)
+    assert may(control_plane, account, "patch", "pddeployments.pdserve.io/status", *other)
+    assert may(control_plane, account, "create", "leases.coordination.k8s.io", "-n", namespace)
+    assert not may(control_plane, account, "list", "secrets", *other)
+    assert not may(control_plane, account, "get", "nodes")
+    assert not may(control_plane, account, "create", "pods", *other)
+    assert not may(control_plane, account, "patch", "pddeployments.pdserve.io", *other)
+
+
+def test_namespaced_mode_ends_at_its_namespaces(
+    control_plane: Client, namespace: str, release: Any
+) -> None:
+    account = release(watchNamespaces=[namespace])
+    assert may(control_plane, account, "watch", "pddeployments.pdserve.io", "-n", namespace)
+    assert not may(control_plane, account, "watch", "pddeployments.pdserve.io", "-n", "default")
+
+
+def test_upgrade_brings_the_new_crd_and_keeps_deployments(
+    control_plane: Client, namespace: str, release: Any, chart_copy: Path
+) -> None:
+    file = chart_copy / "files" / "crd.yaml"
+    crd = yaml.safe_load(file.read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del schema["properties"]["spec"]["properties"]["suspend"]
+    file.write_text(yaml.safe_dump(crd))
+    release(chart_copy)  # release N-1 knows no spec.suspend
+    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=10s")
+    control_plane.apply(DEPLOYMENT, namespace=namespace)
+    uid = control_plane.get("pdd", "kept", "-n", namespace)["metadata"]["uid"]
+
+    release()
+    path = "{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties.suspend.type}"
+    assert control_plane.kubectl("get", "crd", CRD, f"-o=jsonpath={path}") == "boolean"
+    assert control_plane.get("pdd", "kept", "-n", namespace)["metadata"]["uid"] == uid
+
+
+def test_uninstall_keeps_deployments_and_a_new_release_takes_them_over(
+    control_plane: Client, namespace: str, release: Any
+) -> None:
+    release()
+    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=10s")
+    control_plane.apply(DEPLOYMENT, namespace=namespace)
+    control_plane.helm("uninstall", "pds", "-n", namespace)
+    assert control_plane.get("pdd", "kept", "-n", namespace)
+    release()
+    assert control_plane.get("pdd", "kept", "-n", namespace)

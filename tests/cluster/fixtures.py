@@ -1,0 +1,59 @@
+"""pytest fixtures: a real Kubernetes API, shared by the whole run; each test has its namespace."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.cluster.binaries import PROGRAMS
+from tests.cluster.client import Client
+from tests.cluster.control_plane import ControlPlane, Ports
+
+
+def cannot(reason: str) -> NoReturn:
+    """Skip what this machine cannot run; fail where PDSERVE_TEST_ALL says that it must."""
+    if os.environ.get("PDSERVE_TEST_ALL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def programs(*names: str) -> list[Path]:
+    """Folders of programs. Building takes minutes and is no part of a test."""
+    folders = [PROGRAMS[name].folder for name in names]
+    if not all(folder.is_dir() for folder in folders):
+        cannot(f"{', '.join(names)} are not built: run `python -m tests.cluster build`")
+    return folders
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The real helm."""
+    [folder] = programs("helm")
+    return folder / "helm"
+
+
+@pytest.fixture(scope="session")
+def control_plane(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """etcd, API server and controllers on loopback, as any user. No node: pods stay Pending."""
+    [kube] = programs("kube")
+    state = tmp_path_factory.mktemp("control-plane")
+    plane = ControlPlane(state=state, programs=kube, ports=Ports.free())
+    try:
+        plane.start()
+        yield Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm)
+    finally:
+        plane.stop()
+
+
+@pytest.fixture
+def namespace(control_plane: Client) -> Iterator[str]:
+    """A namespace of its own on the control plane; everything in it goes afterwards."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    control_plane.kubectl("create", "namespace", name)
+    yield name
+    control_plane.kubectl("delete", "namespace", name, "--wait=false")

@@ -1,0 +1,3 @@
+module pdserve.io/tests/cluster/pause
+
+go 1.26.0
