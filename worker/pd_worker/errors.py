@@ -75,8 +75,10 @@ class Unavailable(RequestError):
 class RequestFailed(RequestError):
     """An accepted request ended without success; `status` and `code` are those of its Finish."""
 
-    def __init__(self, message: str, *, status: int, code: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, status: int, code: str, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.status, self.code = status, code
 
 

@@ -108,7 +108,7 @@ def parse_events(data: bytes) -> list[Any]:
     ]
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     """Wait for a condition on this loop; fails the test after timeout_s."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110, conditions are of any kind

@@ -67,7 +67,14 @@ def say(request: GenerateRequest, tokens: list[int], finish: Finish | None = Non
         )
         for index, token in enumerate(tokens)
     ]
-    return outputs or [Output(rid=request.rid, finish=finish)]
+    return outputs or [
+        Output(
+            rid=request.rid,
+            finish=finish,
+            prompt_logprobs=prompt_scores(request),
+            prompt_top_logprobs=prompt_tops(request),
+        )
+    ]
 
 
 def prompt_scores(request: GenerateRequest) -> list[float | None]:

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from pd_worker.messages import AbortRequest, GenerateRequest
-from tests.worker.api.conftest import StartWorker, Worker
+from tests.worker.api.conftest import StartWorker, Worker, until
 from tests.worker.api.scripted import say
 
 PATH = "/v1/completions"
@@ -103,7 +103,7 @@ async def test_a_stop_string_ends_the_sample_and_its_work(worker: Worker) -> Non
     assert reply["choices"][0]["finish_reason"] == "stop"
     used = worker.context.tokenizer.encode("one stop")
     assert reply["usage"]["completion_tokens"] == len(used)
-    assert worker.scheduler.got(AbortRequest) == [AbortRequest(request.rid)]
+    await until(lambda: worker.scheduler.got(AbortRequest) == [AbortRequest(request.rid)])
 
 
 @pytest.mark.parametrize("body", [{}, {"stop": ["lo w"]}, {"n": 2}, {"echo": True}], ids=str)

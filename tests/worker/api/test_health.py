@@ -189,12 +189,13 @@ async def test_metrics_count_what_happened(worker: Worker) -> None:
         lines = (await response.text()).splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     labels = 'model="tiny",role="unified"'
-    assert values[f"pdserve_prompt_tokens_total{{{labels}}}"] == "3.0"
-    assert values[f"pdserve_output_tokens_total{{{labels}}}"] == "3.0"
     assert values[f"pdserve_ttft_seconds_count{{{labels}}}"] == "1.0"
     assert values[f"pdserve_itl_seconds_count{{{labels}}}"] == "2.0"
-    assert values[f'pdserve_requests_total{{finish="stop",{labels}}}'] == "1.0"
-    assert values[f'pdserve_requests_total{{finish="invalid_request_error",{labels}}}'] == "1.0"
+    assert values[f'pdserve_finished_requests_total{{finish="stop",{labels}}}'] == "1.0"
+    assert (
+        values[f'pdserve_finished_requests_total{{finish="invalid_request_error",{labels}}}']
+        == "1.0"
+    )
     assert values[f"pdserve_running{{{labels}}}"] == "1.0"
     assert values[f"pdserve_steps_total{{{labels}}}"] == "2.0"
 

@@ -139,7 +139,7 @@ async def test_300_bad_bodies_are_all_4xx_and_none_reaches_the_scheduler(worker:
         ("/tokenize", {}, "prompt"),
         ("/abort_request", {}, "rid"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_a_refusal_names_the_field(
     worker: Worker, path: str, body: dict[str, Any], param: str

@@ -77,7 +77,7 @@ def _check(body: ChatRequest) -> None:
 
 
 def _job(context: Context, request: web.Request, body: ChatRequest, prompt: list[int]) -> Job:
-    n = intake.sample_count(body.n)
+    n = intake.sample_count(context, body.n, prompts=1)
     newer = body.max_completion_tokens is not None
     budget = intake.output_budget(
         context,

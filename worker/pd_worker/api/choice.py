@@ -89,10 +89,6 @@ class Choice:
 
     def _read(self, output: Output) -> tuple[str, int]:
         """Text of the output, and how many of its tokens count; sets the finish."""
-        if self._sampling.max_new_tokens == 0:
-            # One token was computed because the prompt's scores were wanted; it is not given out.
-            self.tally.finish = output.finish and Finish("length")
-            return "", 0
         text, before = "", len(self.tally.token_ids)
         for count, token in enumerate(output.token_ids, 1):
             new = "" if self._is_matched(output, count) else self._stream.push(token)

@@ -68,7 +68,7 @@ def _check(body: CompletionRequest) -> None:
 def _job(
     context: Context, request: web.Request, body: CompletionRequest, prompts: list[list[int]]
 ) -> Job:
-    n = intake.sample_count(body.n)
+    n = intake.sample_count(context, body.n, prompts=len(prompts))
     budget = intake.output_budget(
         context, prompts, asked=body.max_tokens, default=DEFAULT_MAX_TOKENS, param="max_tokens"
     )

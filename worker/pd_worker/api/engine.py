@@ -63,7 +63,7 @@ class Engine:
         self.vitals = Vitals(exit_code)
         self.draining = False
         self._endpoints = (to_scheduler, from_scheduler)
-        self._max_samples = max_samples
+        self.max_samples = max_samples
         self._context = zmq.asyncio.Context()
         self._push = self._context.socket(zmq.PUSH)
         self._pull = self._context.socket(zmq.PULL)
@@ -139,13 +139,7 @@ class Engine:
             self.send(request)
 
     def _check_room(self, stream: Stream) -> None:
-        if len(stream.requests) > self._max_samples:
-            raise InvalidRequest(
-                f"{len(stream.requests)} samples in one request; this worker holds "
-                f"{self._max_samples}",
-                param="n",
-            )
-        if self.num_samples + len(stream.requests) > self._max_samples:
+        if self.num_samples + len(stream.requests) > self.max_samples:
             raise QueueFull("too many requests are waiting", retry_after_s=RETRY_AFTER_S)
         taken = [request.rid for request in stream.requests if request.rid in self._samples]
         if self.has(stream.rid) or taken:

@@ -17,6 +17,7 @@ import msgspec
 
 from pd_worker.api.choice import Choice, Delta
 from pd_worker.api.context import Context
+from pd_worker.api.engine import RETRY_AFTER_S
 from pd_worker.api.sampling import sample_seed
 from pd_worker.core.sampling_params import SamplingParams
 from pd_worker.errors import RequestError, RequestFailed
@@ -61,12 +62,8 @@ class Job:
         ]
 
     def _sampling(self, index: int) -> SamplingParams:
-        """Own seed for each sample; at least one token, since a forward always samples one."""
-        return msgspec.structs.replace(
-            self.sampling,
-            max_new_tokens=max(1, self.sampling.max_new_tokens),
-            seed=sample_seed(self.sampling.seed, index),
-        )
+        """Each sample has its own seed."""
+        return msgspec.structs.replace(self.sampling, seed=sample_seed(self.sampling.seed, index))
 
 
 class Generation:
@@ -94,7 +91,6 @@ class Generation:
     def __enter__(self) -> Self:
         """Send the samples; raises RequestError where they cannot be."""
         self._stream.__enter__()
-        self._metrics.prompt_tokens.inc(sum(map(len, self.job.prompts)))
         return self
 
     def __exit__(
@@ -179,7 +175,6 @@ class Generation:
 
     def _measure(self, sample: int, num_tokens: int) -> None:
         now = time.monotonic()
-        self._metrics.output_tokens.inc(num_tokens)
         if self._ttft_s is None:
             self._ttft_s = now - self._began
             self._metrics.ttft.observe(self._ttft_s)
@@ -200,7 +195,6 @@ class Generation:
     def _record(self, finish: str) -> None:
         usage = self.usage()
         self._metrics.count(finish)
-        self._metrics.cached_tokens.inc(self._cached_tokens())
         self._metrics.e2e.observe(self.elapsed_s)
         log.info(
             "rid=%s endpoint=%s prompt_tokens=%d completion_tokens=%d finish=%s ttft_ms=%s "
@@ -224,4 +218,5 @@ def _failure(finish: Finish) -> RequestFailed:
         finish.message or "the request failed",
         status=finish.status if finish.status >= 400 else 500,
         code=finish.code or "internal_error",
+        retry_after_s=RETRY_AFTER_S if finish.status in (429, 503) else None,
     )

@@ -97,8 +97,8 @@ def _load(context: Context) -> dict[str, Any]:
     return {
         "dp_rank": 0,
         "num_reqs": context.engine.num_samples,
-        "num_waiting_reqs": int(gauges.get("num_waiting_requests", 0)),
-        "num_tokens": int(gauges.get("num_used_tokens", 0)),
+        "num_waiting_reqs": int(gauges.get("num_waiting_reqs", 0)),
+        "num_tokens": int(gauges.get("kv_used_tokens", 0)),
     }
 
 

@@ -80,9 +80,11 @@ def output_budget(
     as far as it fits. Prefill needs room for one token only, decode checks the rest."""
     limit = context.ready.max_request_tokens
     longest = max(map(len, prompts))
-    needed = 1 if asked is None or context.config.role == "prefill" else max(1, asked)
     if asked is not None and asked < 0:
         raise InvalidRequest(f"{param} must not be negative, got {asked}", param=param)
+    needed = 1 if asked is None else asked
+    if context.config.role == "prefill":
+        needed = min(needed, 1)
     if longest + needed > limit:
         raise InvalidRequest(
             f"{longest} prompt tokens and {needed} output tokens are more than the "
@@ -92,11 +94,17 @@ def output_budget(
     return min(default, limit - longest) if asked is None else asked
 
 
-def sample_count(n: int | None) -> int:
-    """`n`, checked."""
+def sample_count(context: Context, n: int | None, *, prompts: int) -> int:
+    """`n`, checked: in itself and against what this worker can hold at all."""
     if n is not None and not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
-    return n or 1
+    n, limit = n or 1, context.engine.max_samples
+    if prompts * n > limit:
+        raise InvalidRequest(
+            f"{prompts} prompts with {n} samples are more than the {limit} this worker holds",
+            param="n",
+        )
+    return n
 
 
 def logprob_count(value: int | None, param: str) -> int:

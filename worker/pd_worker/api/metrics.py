@@ -1,7 +1,7 @@
 """Prometheus metrics of a worker: what the API process measures and what the scheduler reports.
 
-All carry the labels model and role. Values from the scheduler's heartbeat are shown under their own
-names. No label takes values that clients choose.
+Token counts are the scheduler's and shown under its names; times are measured here. All carry the
+labels model and role. No label takes values that clients choose.
 """
 
 from __future__ import annotations
@@ -52,17 +52,11 @@ class Metrics:
             family = Histogram(name, text, LABELS, buckets=buckets, registry=self._registry)
             return family.labels(*labels)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, LABELS, registry=self._registry).labels(*labels)
-
         self.ttft = histogram("pdserve_ttft_seconds", "Arrival to first token", SECONDS)
         self.itl = histogram("pdserve_itl_seconds", "Between a sample's tokens", GAP_SECONDS)
         self.e2e = histogram("pdserve_request_seconds", "Arrival to the end", SECONDS)
-        self.prompt_tokens = counter("pdserve_prompt_tokens", "Prompt tokens accepted")
-        self.output_tokens = counter("pdserve_output_tokens", "Tokens given out")
-        self.cached_tokens = counter("pdserve_cached_tokens", "Prompt tokens from the prefix cache")
         self._requests = Counter(
-            "pdserve_requests",
+            "pdserve_finished_requests",
             "Requests by how they ended",
             (*LABELS, "finish"),
             registry=self._registry,

@@ -60,7 +60,7 @@ def _job(
     context: Context, request: web.Request, body: GenerateBody, prompts: list[list[int]]
 ) -> Job:
     params = body.sampling_params or NativeSampling()
-    n = intake.sample_count(params.n)
+    n = intake.sample_count(context, params.n, prompts=len(prompts))
     budget = intake.output_budget(
         context,
         prompts,
