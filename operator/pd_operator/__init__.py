@@ -1,0 +1,1 @@
+"""The operator: PDDeployment resources become prefill and decode workers with a router."""

@@ -1,0 +1,1 @@
+"""The manifests of a deployment's children, one kind of thing a file; all pure."""
