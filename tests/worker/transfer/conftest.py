@@ -7,10 +7,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.worker.transfer.harness import Decode, Prefill
 
 Factory = Callable[..., Any]
+
+settings.register_profile("transfer", deadline=None)  # a shared machine has no steady clock
+settings.load_profile("transfer")
 
 
 @pytest.fixture

@@ -5,12 +5,15 @@ What was found by measuring decides how the library is driven here:
 - It queues a limited number of requests per peer, and a peer whose queue overflowed once never
   works again. So at most WINDOW requests are outstanding and the library's own bound is raised.
 - Its blocking calls spin on a core; submitting and polling with a short sleep is faster and not.
-- After a failed write the library's state about the peer cannot be trusted, so `reset` builds a
-  new instance. Writes in progress to other peers finish on the old one.
+- The first write to a peer is a handshake under a lock of the instance: a stopped peer would hold
+  up the writes to all others for a minute. So every write in progress has an instance to itself.
+  (Not over RDMA, where registering the memory again would be too dear.)
+- Destroying an instance takes up to a second with the GIL held. So none ever is; they are reused.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import ipaddress
 import json
@@ -70,18 +73,20 @@ class MooncakeEngine(TransferEngine):
         self._module = _library(host)
         self._lock = threading.Lock()
         self._regions: dict[int, int] = {}
-        self._distrusted: Any = None
-        self._engine = self._start()
-        self._session_id = f"{_bracketed(host)}:{self._engine.get_rpc_port()}"
+        self._idle: list[tuple[str, Any]] = []  # session written to last, instance
+        self._closed = False
+        self._target = self._start()
+        self._session_id = f"{_bracketed(host)}:{self._target.get_rpc_port()}"
 
     def _start(self) -> Any:
-        engine = self._module.TransferEngine()
-        if engine.initialize(self._host, "P2PHANDSHAKE", self._protocol, self._device):
+        instance = self._module.TransferEngine()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(instance))  # never destroyed, see above
+        if instance.initialize(self._host, "P2PHANDSHAKE", self._protocol, self._device):
             raise BackendUnavailable(f"mooncake: cannot start on {self._host}")
-        if self._protocol == "rdma" and not _has_rdma(engine.get_local_topology()):
+        if self._protocol == "rdma" and not _has_rdma(instance.get_local_topology()):
             # The library would go on over TCP and say nothing.
             raise BackendUnavailable("mooncake: rdma was asked for and there is no RDMA device")
-        return engine
+        return instance
 
     @property
     def session_id(self) -> str:
@@ -89,45 +94,62 @@ class MooncakeEngine(TransferEngine):
 
     def register(self, addr: int, nbytes: int) -> None:
         with self._lock:
-            if self._engine.register_memory(addr, nbytes):
-                raise TransferError(f"mooncake: cannot register {nbytes} bytes")
+            _register(self._target, addr, nbytes)
             self._regions[addr] = nbytes
 
     def unregister(self, addr: int) -> None:
         with self._lock:
-            if self._regions.pop(addr, None) is None or self._engine.unregister_memory(addr):
+            if self._regions.pop(addr, None) is None:
                 raise TransferError("mooncake: no such region")
+            for instance in (self._target, *(idle for _, idle in self._idle)):
+                instance.unregister_memory(addr)
 
     def write(
         self, session_id: str, src_addrs: Addresses, dst_addrs: Addresses, lengths: Addresses
     ) -> None:
-        with self._lock:
-            engine = self._engine
-        if engine is None:
-            raise TransferError("mooncake: closed")
-        runs = zip(src_addrs.tolist(), dst_addrs.tolist(), lengths.tolist(), strict=True)
+        runs = deque(zip(src_addrs.tolist(), dst_addrs.tolist(), lengths.tolist(), strict=True))
+        if self._protocol == "rdma":
+            return _write_all(self._target, session_id, runs)
+        instance = self._borrow(session_id)
         try:
-            _write_all(engine, session_id, deque(runs))
+            _write_all(instance, session_id, runs)
+        except _Lost:
+            raise  # it may still touch the memory: it is not used again
         except TransferError:
-            with self._lock:
-                self._distrusted = engine
+            self._give_back("", instance)
             raise
+        self._give_back(session_id, instance)
 
-    def reset(self, session_id: str) -> None:
+    def _borrow(self, session_id: str) -> Any:
+        """An instance that nobody uses, best one that knows the peer."""
         with self._lock:
-            if self._engine is None or self._engine is not self._distrusted:
-                return
-            # Only a writer is reset, and nobody writes to a writer: its session id may change.
-            self._engine, self._distrusted = self._start(), None
+            if self._closed:
+                raise TransferError("mooncake: closed")
+            if self._idle:
+                known = [i for i, (last, _) in enumerate(self._idle) if last == session_id]
+                return self._idle.pop(known[0] if known else 0)[1]
+            instance = self._start()
             for addr, nbytes in self._regions.items():
-                self._engine.register_memory(addr, nbytes)
+                _register(instance, addr, nbytes)
+            return instance
+
+    def _give_back(self, session_id: str, instance: Any) -> None:
+        with self._lock:
+            self._idle.append((session_id, instance))
 
     def close(self) -> None:
-        with self._lock:
-            if self._engine is not None:
-                for addr in self._regions:
-                    self._engine.unregister_memory(addr)
-            self._engine = self._distrusted = None
+        self._closed = True
+        for addr in list(self._regions):
+            self.unregister(addr)
+
+
+class _Lost(TransferError):
+    """The library has lost a request."""
+
+
+def _register(instance: Any, addr: int, nbytes: int) -> None:
+    if instance.register_memory(addr, nbytes):
+        raise TransferError(f"mooncake: cannot register {nbytes} bytes")
 
 
 def _write_all(engine: Any, session_id: str, runs: deque[tuple[int, int, int]]) -> None:
@@ -148,11 +170,11 @@ def _write_all(engine: Any, session_id: str, runs: deque[tuple[int, int, int]]) 
 
 
 def _ended(engine: Any, batch: int) -> int:
-    """Wait for one request: 1 done, negative failed. Raises TransferError if it is lost."""
+    """Wait for one request: 1 done, negative failed. Raises _Lost if it does not end."""
     give_up = time.monotonic() + STALL_S
     while not (status := engine.transfer_check_status(batch)):
         if time.monotonic() > give_up:
-            raise TransferError("mooncake: a write neither ends nor fails")
+            raise _Lost("mooncake: a write neither ends nor fails")
         time.sleep(POLL_S)
     return int(status)
 

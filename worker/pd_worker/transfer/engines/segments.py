@@ -165,6 +165,7 @@ class OwnSegments:
         for number in range(len(self._segments)):
             _segment_path(self._directory, self._owner, number).unlink(missing_ok=True)
         _control_path(self._directory, self._owner).unlink(missing_ok=True)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not do: the mapping has a duplicate
         os.close(self._fd)
         self._maps.clear()
 
