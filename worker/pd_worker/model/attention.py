@@ -16,6 +16,10 @@ import torch
 from transformers import AttentionInterface
 
 from pd_worker.core.batch import ForwardBatch
+from pd_worker.errors import ConfigError
+from pd_worker.memory.kv_pool import KVPool
+from pd_worker.model.attention_flashinfer import FlashInferAttention, flashinfer_problem
+from pd_worker.model.attention_torch import TorchAttention
 
 PAGED = "pdserve_paged"
 
@@ -47,6 +51,16 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: ForwardBatch) -> StepAttention:
         """Move indices to the device and work out what all layers share."""
+
+
+def make_attention(name: str, pool: KVPool) -> AttentionBackend:
+    """The backend that --attention-backend names; raises ConfigError if it cannot run here."""
+    problem = "" if name == "torch" else flashinfer_problem(pool)
+    if name == "flashinfer" and problem:
+        raise ConfigError(
+            "--attention-backend", f"flashinfer cannot be used: {problem}", "use auto"
+        )
+    return TorchAttention(pool) if name == "torch" or problem else FlashInferAttention(pool)
 
 
 def paged_attention(

@@ -1,8 +1,14 @@
-"""A .gguf file as a folder of safetensors, config and tokenizer, by transformers' own reader."""
+"""A .gguf file as a folder of safetensors, config and tokenizer, by transformers' own reader.
+
+A program of its own, because it needs torch and several times the model's size in memory, neither
+of which its callers want to keep: `python -m pd_worker.model.gguf_file FILE FOLDER` prints a line
+`fraction what` as it goes on, and at last on stderr what went wrong.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +17,8 @@ from gguf import GGUFReader, LlamaFileType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pd_worker.errors import ModelError
-from pd_worker.model.progress import Progress, bars_to
+from pd_worker.model.bars import bars_to
+from pd_worker.model.progress import Progress
 
 _EXACT = {
     LlamaFileType.ALL_F32: torch.float32,
@@ -56,3 +63,17 @@ def both_spellings(config: dict[str, Any]) -> dict[str, Any]:
     extra = {"rope_theta": rope.get("rope_theta"), "torch_dtype": config.get("dtype")}
     kept = {key: value for key, value in config.items() if key != "_model_name_or_path"}
     return kept | {key: value for key, value in extra.items() if value is not None}
+
+
+def main() -> int:
+    """Convert sys.argv[1] into the folder sys.argv[2]."""
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]), lambda *step: print(*step, flush=True))
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

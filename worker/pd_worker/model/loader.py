@@ -13,10 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from pd_worker.config import ModelConfig
 from pd_worker.errors import ConfigError, ModelError
 from pd_worker.model.attention import PAGED
+from pd_worker.model.bars import bars_to
 from pd_worker.model.base import ModelGeometry
 from pd_worker.model.fingerprint import fingerprint
 from pd_worker.model.probe import probe_model, refuse_config
-from pd_worker.model.progress import Progress, bars_to, portion
+from pd_worker.model.progress import Progress as Progress
+from pd_worker.model.progress import portion
 from pd_worker.model.store import resolve
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from transformers.utils import logging
+from collections.abc import Callable
 
 Progress = Callable[[float, str], None]
 """Called with a fraction 0 … 1 and what is being done; on the caller's thread."""
@@ -15,24 +11,3 @@ Progress = Callable[[float, str], None]
 def portion(progress: Progress, start: float, end: float) -> Progress:
     """`progress` for a part of the work that takes it from `start` to `end`."""
     return lambda fraction, what: progress(start + fraction * (end - start), what)
-
-
-@contextmanager
-def bars_to(progress: Progress, what: str) -> Iterator[None]:
-    """Report transformers' progress bars as `what` to `progress`, not to the terminal."""
-
-    class Bar:
-        def __init__(self, items: Any = (), **_: Any) -> None:
-            self._items = items
-
-        def __iter__(self) -> Iterator[Any]:
-            total = max(1, len(self._items))
-            for done, item in enumerate(self._items):
-                progress(done / total, what)
-                yield item
-
-    before = logging.set_tqdm_hook(lambda factory, args, kwargs: Bar(*args, **kwargs))
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)

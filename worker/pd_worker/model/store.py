@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +24,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from pd_worker.config import ModelConfig, cache_dir
 from pd_worker.errors import ModelError
 from pd_worker.model.download import unpack_packages
-from pd_worker.model.gguf_file import convert
 from pd_worker.model.progress import Progress, portion
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
@@ -100,6 +102,23 @@ def _converted(file: Path, progress: Progress) -> Path:
     progress(0.0, f"reading {file.name}")
     name = f"gguf-{_sha256(file)[:20]}"
     return _built(name, lambda _, folder: convert(file, folder, progress), progress)
+
+
+def convert(file: Path, folder: Path, progress: Progress) -> None:
+    """Run gguf_file.py as a program; raises ModelError with its last words."""
+    command = [sys.executable, "-m", "pd_worker.model.gguf_file", str(file), str(folder)]
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryFile("w+") as complaints:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=os.environ | path
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                fraction, _, what = line.strip().partition(" ")
+                progress(float(fraction), what)
+        complaints.seek(0)
+        if process.returncode:
+            raise ModelError(complaints.read().strip().splitlines()[-1])
 
 
 def _from_hub(config: ModelConfig, progress: Progress) -> Path:
