@@ -92,6 +92,7 @@ class _Base:
         self.config, self.model, self.layout, self.rows = config, model, layout, rows
         self.channel = channel
         self.geometry = model.geometry
+        self.incarnation = uuid.uuid4().hex
         self.pairing_key = pairing_key(model.geometry, layout, config.disagg.kv_checksum)
 
     def parts(self, pool: KVPool, *, cached: bool) -> dict[str, Any]:
@@ -134,6 +135,7 @@ class _Base:
             pairing_key=self.pairing_key,
             kv_transports=transports,
             facts={
+                "incarnation": self.incarnation,
                 "dtype": geometry.dtype,
                 "device": str(self.model.device),
                 "model_type": geometry.model_type,
@@ -209,7 +211,7 @@ class _Link:
         self.checksum: Checksum = crc32_checksum(self.pool) if disagg.kv_checksum else no_checksum
         self.options = LinkOptions(
             host=disagg.advertise_host,
-            incarnation=uuid.uuid4().hex,
+            incarnation=base.incarnation,
             bootstrap_timeout_s=disagg.bootstrap_timeout_s,
             transfer_timeout_s=disagg.transfer_timeout_s,
             lease_ttl_s=disagg.lease_ttl_s,
