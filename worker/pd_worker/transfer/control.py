@@ -55,7 +55,11 @@ class Control:
             raise TransferError(str(self._failed)) from self._failed
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Run `function` on the control thread, soon. From any thread; nothing after `close`."""
+        """Run `function` on the control thread: at once if this is it, else soon. From any thread;
+        nothing after `close`."""
+        if threading.current_thread() is self._thread:
+            self._guarded(function, *args)
+            return
         try:
             self._loop.call_soon_threadsafe(self._guarded, function, *args)
         except RuntimeError:
