@@ -79,7 +79,7 @@ async def _demo(options: DemoOptions) -> None:
         answer = await cluster.unless_one_dies(_ask(cluster, options))
         if not answer.steps:
             raise PdserveError("the answer came without a timeline")
-        columns = min(shutil.get_terminal_size().columns, 120)
+        columns = min(shutil.get_terminal_size((100, 24)).columns, 120)
         print(f"\n\n{draw(answer.timeline(), columns)}\n")
 
 

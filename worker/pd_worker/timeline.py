@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 SHADES = "█▓"
-LEGS = ("", "prefill", "decode")
+LEGS = ("router", "", "prefill", "decode")
 LABEL = 22
 NUMBERS = 32
 """Columns right of the bars."""
@@ -27,7 +27,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     detail: str = ""
     leg: str = ""
-    """prefill or decode; empty where one worker, or the router, did all."""
+    """router, prefill or decode; empty where one worker did all."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,6 +114,13 @@ async def test_part_that_never_gets_ready_ends_the_start(tmp_path: Path) -> None
     assert lines.count("prefill-0   loading: weights") == 1
 
 
+async def test_shared_memory_of_killed_workers_is_removed(tmp_path: Path) -> None:
+    orphan = Path(f"/dev/shm/pdserve-{'0' * 32}.ctl")
+    async with running(options(tmp_path), say=lambda _: None, command=command("ok")):
+        await asyncio.to_thread(orphan.touch)
+    assert not await asyncio.to_thread(orphan.exists)
+
+
 async def test_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = options(tmp_path, port=taken.getsockname()[1])

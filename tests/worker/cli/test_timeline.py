@@ -31,12 +31,12 @@ def test_rows_come_leg_by_leg_in_the_order_of_time() -> None:
             step("transfer", 0.0, 0.4, leg="decode"),
             step("prefill", 0.1, 0.3, leg="prefill"),
             step("queue", 0.05, 0.1, leg="prefill"),
-            step("dispatch", 0.02, 0.03),
+            step("dispatch", 0.02, 0.03, leg="router"),
         ),
         100,
     )
     assert labels(picture) == [
-        "dispatch",
+        "router dispatch",
         "prefill queue",
         "prefill",
         "decode transfer",

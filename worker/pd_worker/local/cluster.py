@@ -24,8 +24,10 @@ from pd_worker.local.options import UpOptions
 from pd_worker.local.plan import Part, plan, ports_needed
 from pd_worker.local.ports import free_ports, is_free
 from pd_worker.local.process import PartProcess, own_command
+from pd_worker.transfer.engines.segments import sweep
 
 POLL_S = 0.1
+SHARED_MEMORY = Path("/dev/shm")
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -77,8 +79,10 @@ class Cluster:
             await asyncio.gather(task, *deaths, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End all parts: requests may finish for the stop timeout."""
+        """End all parts: requests may finish for the stop timeout. Shared memory that a killed
+        worker could not remove is removed."""
         await asyncio.gather(*(p.stop(self._stop_timeout_s) for p in self._processes))
+        sweep(SHARED_MEMORY)
 
     def kill(self) -> None:
         """End all parts at once; `stop` still has to be awaited."""
