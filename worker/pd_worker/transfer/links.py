@@ -160,7 +160,8 @@ class PrefillPeer:
             ack = await self._host.register(link)
         except TimeoutError as error:
             raise TransferError(
-                f"prefill {link.endpoint}: no RegisterAck within {ACK_TIMEOUT_S:g} s"
+                f"prefill {link.endpoint}: no RegisterAck within {ACK_TIMEOUT_S:g} s "
+                "(is it hanging, or has it another secret?)"
             ) from error
         if ack.refusal:
             raise PairingError(ack.refusal)

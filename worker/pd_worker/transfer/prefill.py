@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_EARLY = 8192
 SILENT_S = 2.5
 """Of a decode with live rooms, which pings twice a second; then its socket is probed."""
-FORGET_S = 180.0
+FORGET_S = 10.0
+"""Of a decode without rooms here. One that lives registers again when it needs us."""
 STRANGER_S = 5.0
 STOP_WRITERS_S = 5.0
 

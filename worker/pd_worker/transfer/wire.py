@@ -10,6 +10,7 @@ is the incarnation of the process that sent the message.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -41,6 +42,9 @@ class Register(msgspec.Struct, frozen=True, tag="Register", kw_only=True):
     kv: KVArgs
     sessions: Annotated[dict[str, str], msgspec.Meta(max_length=16)]
     """Session id by engine name: through which engines decode can be written to."""
+
+    def __post_init__(self) -> None:
+        ipaddress.ip_address(self.host)  # a name would be looked up, for whoever sent it
 
 
 class RegisterAck(msgspec.Struct, frozen=True, tag="RegisterAck", kw_only=True):
