@@ -16,6 +16,7 @@ def main(url: str) -> None:
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": "Name three uses of a cache."}],
         max_tokens=80,
+        temperature=0,
         stream=True,
     )
     for chunk in stream:

@@ -59,10 +59,10 @@ class Target:
 
 
 def _take(record: Record, event: dict[str, Any]) -> None:
-    """Note the arrival of new tokens; usage counts them, since text may lag behind."""
+    """Note the arrival of new tokens. Some have no text yet (half a character); usage shows them."""
     count = (event.get("usage") or {}).get("completion_tokens", 0)
     text = any(choice.get("text") for choice in event.get("choices", ()))
-    if count > record.output_tokens or (text and not count):
+    if text or count > record.output_tokens:
         record.arrivals.append(time.perf_counter())
     record.output_tokens = max(count, record.output_tokens)
 
