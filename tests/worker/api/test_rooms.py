@@ -46,6 +46,11 @@ def test_of_a_list_each_room_is_spread_over_its_samples() -> None:
     assert rooms(2, 2, room=[5, "9"]) == [5, sample_room(5, 1), 9, sample_room(9, 1)]
 
 
+def test_a_list_of_one_room_a_sample_is_taken_as_it_is() -> None:
+    assert rooms(1, 2, host=["p", "p"], port=[1, 1], room=[5, 6]) == [5, 6]
+    assert rooms(2, 2, room=[5, 6, 7, 8]) == [5, 6, 7, 8]
+
+
 def test_hosts_and_ports_may_be_lists_too() -> None:
     given_fields = fields(host=["p", "q"], port=[1, None], room=[5, 6])
     found = sample_bootstraps(given_fields, prompts=2, n=1, default_port=8998)
@@ -90,6 +95,7 @@ def test_bad_fields_are_refused_by_name(given_fields: dict[str, Any], param: str
             [5, sample_room(5, 1)],
         ),
         ({"bootstrap_host": "p", "bootstrap_room": 5, "input_ids": [1, 2]}, [5]),
+        ({"bootstrap_host": "p", "bootstrap_room": [5, 6], "n": 2}, [5, 6]),
         ({"bootstrap_host": "p", "bootstrap_room": {}}, []),
         ({"bootstrap_host": 3, "bootstrap_room": 5}, []),
         ({}, []),

@@ -7,7 +7,6 @@ know how.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -47,17 +46,17 @@ def sample_bootstraps(
 ) -> list[Bootstrap]:
     """One Bootstrap for each sample, prompt by prompt; raises InvalidRequest naming the field.
 
-    A scalar room is spread over all samples by their number; of a list of rooms, room j over the
-    samples of prompt j.
+    A scalar room is spread over all samples by their number; of a list with one room a prompt,
+    room j over the samples of prompt j; a list with one room a sample is taken as it is.
     """
-    hosts = _spread("bootstrap_host", fields.bootstrap_host, prompts)
-    ports = _spread("bootstrap_port", fields.bootstrap_port, prompts)
+    hosts = _spread("bootstrap_host", fields.bootstrap_host, prompts, n)
+    ports = _spread("bootstrap_port", fields.bootstrap_port, prompts, n)
     rooms = _rooms(fields.bootstrap_room, prompts, n)
     if len(set(rooms)) < len(rooms):
         raise InvalidRequest("bootstrap_room names one room twice", param="bootstrap_room")
     return [
-        Bootstrap(_host(hosts[sample // n]), _port(ports[sample // n], default_port), rooms[sample])
-        for sample in range(prompts * n)
+        Bootstrap(_host(host), _port(port, default_port), room)
+        for host, port, room in zip(hosts, ports, rooms, strict=True)
     ]
 
 
@@ -70,10 +69,11 @@ def recover_bootstraps(raw: dict[str, Any], default_port: int) -> list[Bootstrap
     params = raw.get("sampling_params")
     n = raw.get("n") or (params.get("n") if isinstance(params, dict) else 1)
     n = n if type(n) is int and 1 <= n <= MAX_SAMPLES else 1
+    rooms = raw.get("bootstrap_room")
+    if isinstance(rooms, list) and len(rooms) not in (prompts, prompts * n):
+        prompts, n = len(rooms), 1
     try:
         fields = msgspec.convert({name: raw.get(name) for name in FIELDS}, BootstrapFields)
-        if isinstance(fields.bootstrap_room, list):
-            prompts = len(fields.bootstrap_room)
         return sample_bootstraps(fields, prompts=prompts, n=n, default_port=default_port)
     except (msgspec.ValidationError, InvalidRequest):
         return []
@@ -86,20 +86,26 @@ def _batch_size(value: object) -> int:
     return 1
 
 
-def _spread(name: str, value: Any, prompts: int) -> Sequence[Any]:
+def _spread(name: str, value: Any, prompts: int, n: int) -> list[Any]:
+    """One value for each sample, of a scalar or of a list of one a prompt or one a sample."""
     if not isinstance(value, list):
-        return [value] * prompts
-    if len(value) != prompts:
-        raise InvalidRequest(f"{name} has {len(value)} entries for {prompts} prompts", param=name)
+        return [value] * (prompts * n)
+    if len(value) == prompts:
+        return [item for item in value for _ in range(n)]
+    if len(value) != prompts * n:
+        raise InvalidRequest(
+            f"{name} has {len(value)} entries for {prompts} prompts with {n} samples", param=name
+        )
     return value
 
 
 def _rooms(value: int | str | list[int | str] | None, prompts: int, n: int) -> list[int]:
-    if isinstance(value, list):
-        bases = [_room(room) for room in _spread("bootstrap_room", value, prompts)]
-        return [sample_room(base, index) for base in bases for index in range(n)]
-    base = _room(value)
-    return [sample_room(base, index) for index in range(prompts * n)]
+    bases = [_room(room) for room in _spread("bootstrap_room", value, prompts, n)]
+    if not isinstance(value, list):
+        return [sample_room(base, index) for index, base in enumerate(bases)]
+    if len(value) == prompts:
+        return [sample_room(base, index % n) for index, base in enumerate(bases)]
+    return bases
 
 
 def _room(value: int | str | None) -> int:

@@ -24,6 +24,8 @@ HEARTBEAT_TIMEOUT_S = 10.0
 LOOP_TIMEOUT_S = 120.0
 """Longest plausible single step; beyond it the event loop hangs though the process lives."""
 
+NO_HEARTBEAT = Heartbeat(loop_age_s=0.0)
+
 
 class Vitals:
     """State of the scheduler process, from its messages and its exit code."""
@@ -36,7 +38,7 @@ class Vitals:
         """`exit_code` is None while the scheduler process lives."""
         self._exit_code, self._clock = exit_code, clock
         self.ready: SchedulerReady | None = None
-        self.heartbeat = Heartbeat(loop_age_s=0.0, registered=False)
+        self.heartbeat = NO_HEARTBEAT
         self.progress = LoadProgress(0.0, "starting")
         self.failure = ""
         """Why the scheduler gave up or a part of this process broke; never cleared."""
@@ -86,6 +88,8 @@ class Vitals:
             return [fault]
         if self.ready is None:
             return [f"loading: {self.progress.what} ({self.progress.fraction:.0%})"]
+        if self.heartbeat is NO_HEARTBEAT:
+            return ["waiting for the scheduler's first heartbeat"]
         if not self.heartbeat.registered:
             return ["not registered with the bootstrap server yet"]
         return []
