@@ -59,7 +59,7 @@ class Target:
 
 
 def _take(record: Record, event: dict[str, Any]) -> None:
-    """Note the arrival of new tokens. Some have no text yet (half a character); usage shows them."""
+    """Note the arrival of new tokens; some have no text yet, which only usage shows."""
     count = (event.get("usage") or {}).get("completion_tokens", 0)
     text = any(choice.get("text") for choice in event.get("choices", ()))
     if text or count > record.output_tokens:
