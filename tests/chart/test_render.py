@@ -48,7 +48,11 @@ def test_namespaced_mode_grants_nothing_in_the_cluster(render: Render) -> None:
     assert roles["llm"] == roles["eval"] >= {"watch", "patch"}
     assert roles["pdserve-system"] == {"create", "get", "update", "patch"}  # of its own lease
     [container] = only(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["args"][-3:] == ["--namespaces", "llm", "eval"]
+    assert container["args"][-3:] == [
+        "--lease=pdserve-system/test-pdserve",
+        "--namespace=llm",
+        "--namespace=eval",
+    ]
 
 
 def test_no_rule_has_a_wildcard_or_lists_secrets(render: Render) -> None:

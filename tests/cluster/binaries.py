@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pd_worker.config import cache_dir
@@ -44,8 +44,10 @@ class Program:
     """The module whose version in go.mod is stamped into `stamps`."""
     stamps: tuple[str, ...] = ()
     """Go variables that hold the version."""
-    called: tuple[str, ...] = field(default=())
+    called: tuple[str, ...] = ()
     """Further names of the first executable."""
+    manifests: tuple[str, ...] = ()
+    """Folders of the first package's module that are kept beside it, such as its CRDs."""
 
     @property
     def source(self) -> Path:
@@ -61,7 +63,8 @@ class Program:
     @property
     def folder(self) -> Path:
         """Where the executables lie once they are built."""
-        inputs = [f"{self!r} {TAGS}", *(self._read(p.name) for p in sorted(self.source.iterdir()))]
+        made = (self.packages, self.called, self.manifests, self.link_flags, TAGS)
+        inputs = [repr(made), *(self._read(file.name) for file in sorted(self.source.iterdir()))]
         key = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
         return cache_dir() / "cluster" / "bin" / f"{self.module}-{key}"
 
@@ -106,14 +109,24 @@ PROGRAMS = {
             module="metrics",
             packages={"metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server"},
         ),
-        Program(module="kwok", packages={"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
-        Program(module="lws", packages={"lws-controller": "sigs.k8s.io/lws/cmd"}),
+        Program(
+            module="kwok",
+            packages={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+            manifests=("kustomize/stage/fast",),
+        ),
+        Program(module="pause", packages={"pause": "."}),
+        Program(
+            module="lws",
+            packages={"lws-controller": "sigs.k8s.io/lws/cmd"},
+            manifests=("config/crd/bases", "config/rbac", "config/webhook"),
+        ),
         Program(
             module="keda",
             packages={
                 "keda-operator": "github.com/kedacore/keda/v2/cmd/operator",
                 "keda-adapter": "github.com/kedacore/keda/v2/cmd/adapter",
             },
+            manifests=("config/crd/bases",),
         ),
     )
 }
@@ -162,6 +175,10 @@ def _build(go: Path, program: Program, output: Path, environment: dict[str, str]
     for name, package in program.packages.items():
         flags = ["-tags", TAGS, "-ldflags", program.link_flags, "-o", str(output / name)]
         _run([go, "build", *flags, package], program.source, environment)
+    for folder in program.manifests:
+        package = next(iter(program.packages.values()))
+        where = _run([go, "list", "-f", "{{.Module.Dir}}", package], program.source, environment)
+        shutil.copytree(Path(where.strip()) / folder, output / folder)
     for name in program.called:
         (output / name).symlink_to(next(iter(program.packages)))
     for old in program.folder.parent.glob(f"{program.module}-*"):
@@ -170,9 +187,10 @@ def _build(go: Path, program: Program, output: Path, environment: dict[str, str]
     print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
-def _run(command: list[str | Path], folder: Path, environment: dict[str, str]) -> None:
+def _run(command: list[str | Path], folder: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise BuildError("\n".join(done.stderr.splitlines()[-20:]))
+    return done.stdout

@@ -10,9 +10,11 @@ from typing import NoReturn
 
 import pytest
 
+from tests.cluster import images
 from tests.cluster.binaries import PROGRAMS
 from tests.cluster.client import Client
 from tests.cluster.control_plane import ControlPlane, Ports
+from tests.cluster.target import Target, local, named
 
 
 def cannot(reason: str) -> NoReturn:
@@ -48,6 +50,23 @@ def control_plane(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm)
     finally:
         plane.stop()
+
+
+@pytest.fixture(scope="session")
+def target(helm: Path) -> Iterator[Target]:
+    """A cluster that runs pods, with the images of this checkout."""
+    own = os.environ.get("PDSERVE_E2E_KUBECONFIG")
+    if own:
+        [kube] = programs("kube")
+        yield named(own, kube / "kubectl", helm)
+        return
+    if os.geteuid() != 0:
+        cannot("a node needs root; PDSERVE_E2E_KUBECONFIG may name a cluster of yours")
+    programs("kube", "node", "dns", "metrics", "pause")
+    if not all(image.archive.is_file() for image in (images.OPERATOR, images.WORKER)):
+        cannot("the images are not built: run `python -m tests.cluster build`")
+    with local() as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -56,17 +56,16 @@ WORKER = Image(
 OPERATOR = Image(name="pdserve-operator", dockerfile="Dockerfile.operator", sources=_PACKAGE)
 
 
-def build(image: Image, *, wheels: Path | None = None) -> Path:
+def build(image: Image) -> Path:
     """The archive of an image; built where the cache lacks it (minutes, later seconds).
 
-    `wheels` is a folder of wheels that are preferred to the package index's.
+    Wheels in the folder that UV_FIND_LINKS names are preferred to the package index's.
     """
     if not image.archive.is_file():
         require("buildah", "debootstrap")
         print(f"cluster: building the image {image.name} ...", file=sys.stderr)
         _make_base()
-        mounts = [f"--volume={wheels.resolve()}:/wheels:ro"] if wheels else []
-        _bud(image.reference, image.dockerfile, REPOSITORY, *mounts, *image.arguments)
+        _bud(image.reference, image.dockerfile, REPOSITORY, *_wheels(), *image.arguments)
         for old in _home().glob(f"{image.name}-*.tar"):
             old.unlink()
         save(image.reference, image.archive)
@@ -124,6 +123,11 @@ def _bud(reference: str, dockerfile: str, context: Path, *options: str) -> None:
         f"--file={context / dockerfile}",
         str(context),
     )
+
+
+def _wheels() -> list[str]:
+    folder = Path(os.environ.get("UV_FIND_LINKS", "")).absolute()
+    return [f"--volume={folder}:/wheels:ro"] if list(folder.glob("*.whl")) else []
 
 
 def _buildah(command: str, *arguments: str) -> None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from pd_worker.config import cache_dir
 from tests.cluster import mounts
 from tests.cluster.binaries import ensure
+from tests.cluster.client import Client
 from tests.cluster.control_plane import SERVICES, ControlPlane
 from tests.cluster.images import single_file
 from tests.cluster.packages import MissingError, require
@@ -78,6 +80,12 @@ class Node:
         """Of an administrator, for use on the machine."""
         return STATE / "outside.conf"
 
+    @property
+    def client(self) -> Client:
+        """kubectl and helm for it."""
+        helm = self.programs.helm / "helm"
+        return Client(kubeconfig=self.kubeconfig, programs=self.programs.kube, helm_program=helm)
+
     def healthy(self) -> bool:
         """True while it is up."""
         return self.kubeconfig.exists() and self._kubectl("get", "--raw=/readyz")
@@ -90,6 +98,7 @@ class Node:
         down()
         SANDBOX.create()
         self.plane.start()
+        (STATE / "models").symlink_to(cache_dir() / "models")
         self.plane.write_kubeconfig(self.kubeconfig, "admin", port=OUTSIDE_PORT)
         self._open_door()
         self._accounts()

@@ -16,9 +16,6 @@ What the operator does in the namespaces that it watches. It applies (create, pa
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [apps]
-  resources: [statefulsets/scale]
-  verbs: [get, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
@@ -28,7 +25,7 @@ What the operator does in the namespaces that it watches. It applies (create, pa
 # Never list or watch: only the Secrets whose names it gave.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -51,7 +48,7 @@ What the operator does in the namespaces that it watches. It applies (create, pa
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-- apiGroups: ["", events.k8s.io]
+- apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
