@@ -159,6 +159,17 @@ async def test_unknown_paths_are_404_error_objects(worker: Worker, path: str) ->
     assert (status, reply["error"]["code"]) == (404, "not_found")
 
 
+async def test_a_wrong_method_is_405_and_names_the_right_one(worker: Worker) -> None:
+    async with worker.session.get(f"{worker.url}/generate") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+
+
+async def test_a_huge_grammar_is_refused_quickly(worker: Worker) -> None:
+    for field, value in (("regex", "a" * 70_000), ("ebnf", 'root ::= "a"' + "a" * 70_000)):
+        status, reply = await worker.post("/v1/completions", {"prompt": "a", field: value})
+        assert (status, reply["error"]["param"]) == (400, field)
+
+
 async def test_an_http2_preface_is_refused_and_the_worker_lives(worker: Worker) -> None:
     host, port = worker.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -31,7 +31,7 @@ async def _prepare(request: web.Request, raw: dict[str, Any]) -> Plan:
     _check(body)
     tools = None if body.tool_choice == "none" else body.tools
     prompt = await encode_chat(context, body.messages, tools, body.chat_template_kwargs)
-    job = _job(context, request, body, prompt)
+    job = await _job(context, request, body, prompt)
     return Plan(job=job, codec=ChatCodec(context, body), stream=bool(body.stream))
 
 
@@ -76,7 +76,7 @@ def _check(body: ChatRequest) -> None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
 
-def _job(context: Context, request: web.Request, body: ChatRequest, prompt: list[int]) -> Job:
+async def _job(context: Context, request: web.Request, body: ChatRequest, prompt: list[int]) -> Job:
     n = intake.sample_count(context, body.n, prompts=1)
     newer = body.max_completion_tokens is not None
     budget = intake.output_budget(
@@ -92,12 +92,7 @@ def _job(context: Context, request: web.Request, body: ChatRequest, prompt: list
         endpoint="chat",
         prompts=[prompt],
         n=n,
-        sampling=openai_sampling(
-            body,
-            max_new_tokens=budget,
-            defaults=context.tokenizer.defaults,
-            vocab_size=context.ready.vocab_size,
-        ),
+        sampling=await intake.sampling_params(context, openai_sampling, body, budget),
         num_logprobs=intake.logprob_count(wanted, "top_logprobs"),
         prompt_logprobs=False,
         bootstraps=intake.bootstraps(context, body, prompts=1, n=n),

@@ -40,7 +40,7 @@ async def _prepare(request: web.Request, raw: dict[str, Any]) -> Plan:
     _check(body)
     given = prompt_list(body.prompt, "prompt")
     prompts = await intake.encode_prompts(context, given, "prompt")
-    job = _job(context, request, body, prompts)
+    job = await _job(context, request, body, prompts)
     texts = _echoed(context.tokenizer, given, body) if body.echo else None
     codec = CompletionCodec(context, body, texts)
     return Plan(job=job, codec=codec, stream=bool(body.stream))
@@ -65,7 +65,7 @@ def _check(body: CompletionRequest) -> None:
         raise InvalidRequest("best_of must equal n", param="best_of")
 
 
-def _job(
+async def _job(
     context: Context, request: web.Request, body: CompletionRequest, prompts: list[list[int]]
 ) -> Job:
     n = intake.sample_count(context, body.n, prompts=len(prompts))
@@ -77,12 +77,7 @@ def _job(
         endpoint="completions",
         prompts=prompts,
         n=n,
-        sampling=openai_sampling(
-            body,
-            max_new_tokens=budget,
-            defaults=context.tokenizer.defaults,
-            vocab_size=context.ready.vocab_size,
-        ),
+        sampling=await intake.sampling_params(context, openai_sampling, body, budget),
         num_logprobs=intake.logprob_count(body.logprobs, "logprobs"),
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
         bootstraps=intake.bootstraps(context, body, prompts=len(prompts), n=n),

@@ -68,6 +68,9 @@ async def errors_to_json(request: web.Request, handler: Handler) -> web.StreamRe
         if error.status < 400:
             raise
         code = error.reason.lower().replace(" ", "_")
-        return error_response(RequestFailed(error.reason, status=error.status, code=code))
+        response = error_response(RequestFailed(error.reason, status=error.status, code=code))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
     except Exception as error:  # the edge of a request
         return error_response(unexpected(error, f"{request.method} {request.path}"))

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
 
 from pd_worker.api.context import Context
 from pd_worker.api.rooms import FIELDS, has_bootstrap, sample_bootstraps
+from pd_worker.api.sampling import GRAMMAR_FIELDS
 from pd_worker.api.schema import MAX_PROMPTS, MAX_SAMPLES, BootstrapFields
-from pd_worker.core.sampling_params import MAX_TOP_LOGPROBS
+from pd_worker.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from pd_worker.errors import InvalidRequest
 from pd_worker.messages import Bootstrap
 
@@ -92,6 +96,23 @@ def output_budget(
             param=param if asked is not None and needed > 1 else "prompt",
         )
     return min(default, limit - longest) if asked is None else asked
+
+
+async def sampling_params(
+    context: Context, build: Callable[..., SamplingParams], body: msgspec.Struct, budget: int
+) -> SamplingParams:
+    """The request's sampling by one of sampling.py's builders; on another thread where a grammar
+    has to be checked, so that streams go on."""
+    bound = partial(
+        build,
+        body,
+        max_new_tokens=budget,
+        defaults=context.tokenizer.defaults,
+        vocab_size=context.ready.vocab_size,
+    )
+    if any(getattr(body, name, None) is not None for name in GRAMMAR_FIELDS):
+        return await asyncio.to_thread(bound)
+    return bound()
 
 
 def sample_count(context: Context, n: int | None, *, prompts: int) -> int:

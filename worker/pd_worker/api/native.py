@@ -51,12 +51,12 @@ async def _prepare(request: web.Request, raw: dict[str, Any]) -> Plan:
     assert given is not None
     prompts = await intake.encode_prompts(context, prompt_list(given, name), name)
     batch = not isinstance(given, str) and not isinstance(given[0], int)
-    job = _job(context, request, body, prompts)
+    job = await _job(context, request, body, prompts)
     codec = NativeCodec(context, body, is_list=batch or job.n > 1)
     return Plan(job=job, codec=codec, stream=bool(body.stream))
 
 
-def _job(
+async def _job(
     context: Context, request: web.Request, body: GenerateBody, prompts: list[list[int]]
 ) -> Job:
     params = body.sampling_params or NativeSampling()
@@ -74,12 +74,7 @@ def _job(
         endpoint="generate",
         prompts=prompts,
         n=n,
-        sampling=native_sampling(
-            params,
-            max_new_tokens=budget,
-            defaults=context.tokenizer.defaults,
-            vocab_size=context.ready.vocab_size,
-        ),
+        sampling=await intake.sampling_params(context, native_sampling, params, budget),
         num_logprobs=intake.logprob_count(body.top_logprobs_num or 0, "top_logprobs_num")
         if body.return_logprob
         else -1,

@@ -19,8 +19,6 @@ from pd_worker.api.failures import json_response
 from pd_worker.api.generation import Generation
 from pd_worker.api.schema import OpenAIFields
 
-FIRST_CHOICE = 0
-
 
 class OpenAICodec(ABC):
     """Writes answers in OpenAI's form; a subclass knows one kind of choice."""
@@ -55,7 +53,7 @@ class OpenAICodec(ABC):
 
     def tail(self, generation: Generation) -> Iterator[dict[str, Any]]:
         """The chunk without choices: usage and timeline, where they are wanted."""
-        extra = self._timeline(generation)
+        extra = timeline(generation)
         if self._usage_at_end:
             extra["usage"] = generation.usage()
         if extra:
@@ -67,7 +65,7 @@ class OpenAICodec(ABC):
             self._envelope(generation, self.whole_object)
             | {"choices": [self.choice(generation, choice) for choice in generation.choices]}
             | {"usage": generation.usage()}
-            | self._timeline(generation)
+            | timeline(generation)
         )
 
     def _envelope(self, generation: Generation, kind: str) -> dict[str, Any]:
@@ -77,9 +75,6 @@ class OpenAICodec(ABC):
             "created": self._created,
             "model": self._model,
         }
-
-    def _timeline(self, generation: Generation) -> dict[str, Any]:
-        return timeline(generation)
 
 
 def timeline(generation: Generation) -> dict[str, Any]:

@@ -18,10 +18,14 @@ from pd_worker.errors import InvalidRequest
 
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
-MAX_GRAMMAR_LENGTH = 1 << 20
+MAX_GRAMMAR_LENGTH = 1 << 16
+"""Characters of a grammar's source: compiling takes more than linear time, here up to a second."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures under it are greedy: dividing by them overflows float32."""
+
+GRAMMAR_FIELDS = ("response_format", "json_schema", "regex", "ebnf", "grammar")
+"""Fields of either dialect that constrain the text."""
 
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields that a model's generation_config.json may set a default for."""
@@ -162,6 +166,7 @@ def _lark(name: str, source: str | None) -> Grammar | None:
     """A grammar in Lark's syntax or in GBNF (`root ::= …`), which is translated."""
     if source is None:
         return None
+    _check_length(name, source)
     try:
         return Grammar("lark", any_to_lark(source))
     except Exception as error:  # the translator raises plain Exceptions on bad input
@@ -176,9 +181,13 @@ COMPILERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def _check_grammar(name: str, grammar: Grammar) -> None:
-    if len(grammar.source) > MAX_GRAMMAR_LENGTH:
+def _check_length(name: str, source: str) -> None:
+    if len(source) > MAX_GRAMMAR_LENGTH:
         raise InvalidRequest(f"{name} is longer than {MAX_GRAMMAR_LENGTH} characters", param=name)
+
+
+def _check_grammar(name: str, grammar: Grammar) -> None:
+    _check_length(name, grammar.source)
     try:
         problem = LLMatcher.validate_grammar(COMPILERS[grammar.kind](grammar.source))
     except ValueError as error:
