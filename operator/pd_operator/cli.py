@@ -11,6 +11,7 @@ import tyro
 from pd_operator.errors import OperatorError
 from pd_operator.options import CrdOptions, RenderOptions, RunOptions
 from pd_operator.rendering import crd, render
+from pd_operator.service import run
 
 Command = (
     Annotated[RunOptions, tyro.conf.subcommand("run")]
@@ -27,7 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args=argv,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    commands: dict[type, Callable[[Any], int]] = {RenderOptions: render, CrdOptions: crd}
+    commands: dict[type, Callable[[Any], int]] = {
+        RunOptions: run,
+        RenderOptions: render,
+        CrdOptions: crd,
+    }
     try:
         return commands[type(options)](options)
     except OperatorError as error:

@@ -65,9 +65,9 @@ class Status(Part, frozen=True, kw_only=True):
     """Revision that was rolled out completely last."""
     update_revision: Text | None = None
     """Revision that is wanted."""
-    prefill: RoleStatus
+    prefill: RoleStatus | None = None
     """The prefill workers."""
-    decode: RoleStatus
+    decode: RoleStatus | None = None
     """The decode workers."""
     router: RoleStatus | None = None
     """The router pods."""

@@ -23,7 +23,8 @@ def stateful_set(
     resource: Resource, role: names.Role, *, partition: int, replicas: int | None
 ) -> Manifest:
     """`partition` in pods; `replicas` in pods, or None to leave them to whoever owns them."""
-    template = pod_template(resource, role)
+    mark = {names.TEMPLATE_HASH: template_hash(resource, role)}
+    template = annotate(pod_template(resource, role), **mark)
     spec: Manifest = {} if replicas is None else {"replicas": replicas}
     spec |= {
         "serviceName": names.workload(resource.name, role),
@@ -36,7 +37,12 @@ def stateful_set(
     }
     name = names.workload(resource.name, role)
     manifest = child(resource, "apps/v1", "StatefulSet", name, role, spec=spec)
-    return annotate(manifest, **{names.TEMPLATE_HASH: digest(template)})
+    return annotate(manifest, **mark)
+
+
+def template_hash(resource: Resource, role: names.Role) -> str:
+    """Tells pods of one template from those of another."""
+    return digest(pod_template(resource, role))
 
 
 def pairing_hash(resource: Resource) -> str:

@@ -1,0 +1,135 @@
+"""Each condition of a deployment, one function a condition. Pure.
+
+A condition that is neither True nor False for lack of facts is Unknown; Reconciling and Stalled
+are present only while they hold, as kstatus wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pd_operator import names
+from pd_operator.api.status import Truth
+from pd_operator.observed import Observed, dominant
+from pd_operator.resource import Resource
+from pd_operator.roster import crews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a condition says."""
+
+    truth: Truth
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was decided elsewhere and is told in the status."""
+
+    wanted: Mapping[names.Role, int]
+    """Workers of each role, without a surge."""
+    revision: str
+    """Names both wanted templates."""
+    rollout: Judgement
+    """RolloutComplete."""
+    stalled: Judgement | None = None
+    scaling: Judgement | None = None
+    """ScalingActive; None without autoscaling."""
+    bootstrap: Judgement | None = None
+    """BootstrapReachable; None where nobody looked."""
+    transfers: Judgement | None = None
+    """KVTransferHealthy; None where nobody looked."""
+
+
+def yes(reason: str, message: str) -> Judgement:
+    """It holds."""
+    return Judgement(truth="True", reason=reason, message=message)
+
+
+def no(reason: str, message: str) -> Judgement:
+    """It does not."""
+    return Judgement(truth="False", reason=reason, message=message)
+
+
+def unknown(reason: str, message: str) -> Judgement:
+    """Nobody can tell."""
+    return Judgement(truth="Unknown", reason=reason, message=message)
+
+
+NOT_LOOKED = unknown("NotObserved", "nobody has looked yet")
+
+
+def role_available(
+    resource: Resource, observed: Observed, role: names.Role, wanted: int
+) -> Judgement:
+    """PrefillAvailable, DecodeAvailable: at least one worker can take a request."""
+    if resource.spec.suspend:
+        return no("Suspended", "spec.suspend is set")
+    ready, pods = ready_workers(resource, observed, role), observed.pods.get(role, ())
+    reason, message = dominant(pods)
+    counts = f"{ready} of {wanted} workers are ready"
+    if ready >= wanted and wanted:
+        return yes("AllAvailable", counts)
+    told = f"{counts}; {reason}: {message}" if reason else counts
+    if ready:
+        return yes("SomeAvailable", told)
+    return no(reason or ("Starting" if pods else "NoWorkers"), told)
+
+
+def ready_workers(resource: Resource, observed: Observed, role: names.Role) -> int:
+    """Workers all of whose pods are ready."""
+    nodes = resource.role(role).nodes_per_worker
+    return sum(
+        sum(pod.ready and not pod.terminating for pod in pods) == nodes
+        for pods in crews(resource, observed, role).values()
+    )
+
+
+def router_available(resource: Resource, observed: Observed) -> Judgement | None:
+    """RouterAvailable: a router is ready, which it is only while it sees a pair."""
+    if not resource.spec.router.enabled:
+        return None
+    if resource.spec.suspend:
+        return no("Suspended", "spec.suspend is set")
+    workload = observed.workloads.get("router")
+    if workload is None:
+        return no("NoRouter", "the router's Deployment does not exist yet")
+    if workload.available:
+        return yes("AllAvailable", f"{workload.available} of {workload.replicas} routers are ready")
+    reason, message = dominant(observed.pods.get("router", ()))
+    if reason:
+        return no(reason, message)
+    return no("RouterSeesNoPair", "no router sees a prefill and a decode worker that fit together")
+
+
+def rdma_ready(resource: Resource, observed: Observed) -> Judgement | None:
+    """RDMAReady: every worker found an ACTIVE port before it started."""
+    rdma = resource.spec.rdma
+    if rdma.mode == "None":
+        return None
+    pods = [pod for role in names.ROLES for pod in observed.pods.get(role, ())]
+    failed = [pod for pod in pods if pod.reason == "RDMAUnavailable"]
+    if failed:
+        return no("RDMAUnavailable", f"{failed[0].name}: {failed[0].message}")
+    if not rdma.required:
+        return unknown("NotChecked", "rdma.required is off, so that nobody looks for a port")
+    if pods and all(pod.rdma_checked for pod in pods):
+        return yes("PortsActive", "every worker found an ACTIVE port")
+    return unknown("NotObserved", "not every worker has looked for its ports yet")
+
+
+def ready(resource: Resource, judged: Mapping[str, Judgement], reached: bool) -> Judgement:
+    """Ready: this generation was rolled out, and there is a pair and a way to it."""
+    if resource.spec.suspend:
+        return no("Suspended", "spec.suspend is set")
+    for name in ("PrefillAvailable", "DecodeAvailable", "RouterAvailable"):
+        part = judged.get(name)
+        if part and part.truth != "True":
+            return no(part.reason, f"{name} is {part.truth}: {part.message}")
+    if not reached:
+        rollout = judged["RolloutComplete"]
+        return no(rollout.reason, f"the rollout is not complete: {rollout.message}")
+    return yes("AllAvailable", "serving")

@@ -1,0 +1,258 @@
+"""How far a rollout may go and how many workers there should be, as steps of StatefulSets. Pure.
+
+scaling.py and rollout.py decide; here their inputs are put together from what was observed, and
+their answers, which count workers, become pods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pd_operator import names, rollout, scaling
+from pd_operator.api.markers import IntOrPercent
+from pd_operator.conditions import Judgement, no, unknown, yes
+from pd_operator.desired import initial_pods
+from pd_operator.growth import (
+    Loads,
+    devices,
+    is_builtin,
+    is_external,
+    scaling_spec,
+    sizes_seen,
+)
+from pd_operator.objects.meta import digest
+from pd_operator.objects.workers import pairing_hash, template_hash
+from pd_operator.observed import Observed, Pod, Workload, seconds
+from pd_operator.resource import Resource
+from pd_operator.roster import crews, fleet_of
+
+SCALING_S = 15.0
+"""Between two decisions of the Builtin scaler."""
+ROLLING_S = 10.0
+"""Between two looks at a rollout in which nothing seems to happen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleStep:
+    """What is to be done to one role's StatefulSet, in pods."""
+
+    partition: int = 0
+    pods: int | None = None
+    """Its replicas; None leaves them to someone else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """What the next decisions need to know of earlier ones. Losing it costs no safety."""
+
+    progress: rollout.Progress | None = None
+    history: scaling.History = field(default_factory=scaling.History)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """Of both roles."""
+
+    steps: Mapping[names.Role, RoleStep]
+    wanted: Mapping[names.Role, int]
+    """Workers, without a surge."""
+    revision: str
+    """Names both wanted templates."""
+    rollout: Judgement
+    stalled: Judgement | None = None
+    scaling: Judgement | None = None
+    replaced: tuple[Pod, ...] = ()
+    """Pods to delete: old ones that serve nobody."""
+    again_after_s: float = float("inf")
+    thread: Thread = field(default_factory=Thread)
+
+
+def decide(
+    resource: Resource, observed: Observed, loads: Loads, thread: Thread, now: float
+) -> Decisions:
+    """The next step of each role. `now` is in seconds since the epoch."""
+    hashes = {role: template_hash(resource, role) for role in names.ROLES}
+    revision = digest(sorted(hashes.items()))
+    if resource.spec.suspend:
+        return _suspended(revision)
+    sizes, scaled, thread = _sizes(resource, observed, loads, thread, now)
+    goal = _goal(resource, sizes, revision)
+    seen = rollout.Now(
+        prefill=fleet_of(resource, observed, "prefill", hashes["prefill"], now),
+        decode=fleet_of(resource, observed, "decode", hashes["decode"], now),
+    )
+    progress = thread.progress or _resumed(resource, revision, now)
+    step = rollout.step(goal, seen, progress, now)
+    steps = {"prefill": step.prefill, "decode": step.decode}
+    return Decisions(
+        steps={role: _in_pods(resource, observed, role, steps[role]) for role in names.ROLES},
+        wanted=sizes,
+        revision=revision,
+        rollout=_told(step),
+        stalled=_stalled(step),
+        scaling=scaled,
+        replaced=tuple(
+            pod for role in names.ROLES for pod in _replaced(resource, observed, role, steps[role])
+        ),
+        again_after_s=_again_after_s(resource, step),
+        thread=Thread(progress=step.progress, history=thread.history),
+    )
+
+
+def _suspended(revision: str) -> Decisions:
+    return Decisions(
+        steps={role: RoleStep(pods=0) for role in names.ROLES},
+        wanted=dict.fromkeys(names.ROLES, 0),
+        revision=revision,
+        rollout=no("Suspended", "spec.suspend is set"),
+    )
+
+
+def _sizes(
+    resource: Resource, observed: Observed, loads: Loads, thread: Thread, now: float
+) -> tuple[dict[names.Role, int], Judgement | None, Thread]:
+    """Workers of each role without a surge, what to tell of scaling, and the scaler's memory."""
+    sizes = {role: _present_size(resource, observed, role) for role in names.ROLES}
+    builtin = [role for role in names.ROLES if is_builtin(resource, role)]
+    if not builtin:
+        return sizes, _scaled_by_others(resource), thread
+    surge = sum(_surge(resource, observed, role, sizes) for role in names.ROLES)
+    decision = scaling.decide(
+        scaling_spec(resource, sizes, surge),
+        sizes_seen(resource, observed, sizes, loads),
+        thread.history,
+        now,
+    )
+    decided = {"prefill": decision.prefill, "decode": decision.decode}
+    for role in builtin:
+        sizes[role] = decided[role].replicas
+    told = [(role, decided[role]) for role in builtin]
+    return sizes, _scaling(told), Thread(progress=thread.progress, history=decision.history)
+
+
+def _present_size(resource: Resource, observed: Observed, role: names.Role) -> int:
+    """The spec's replicas, or where the role is scaled what its scaler has made of them."""
+    part, workload = resource.role(role), observed.workloads.get(role)
+    initial = initial_pods(resource, role) // part.nodes_per_worker
+    if part.autoscaling is None or workload is None or _left_at_zero(workload):
+        return initial
+    workers = workload.replicas // part.nodes_per_worker
+    stored = (resource.status.get(role) or {}).get("desired")
+    if is_builtin(resource, role) and _rolling(resource) and stored:
+        return min(int(stored), workers)  # the rest is a rollout's surge
+    return workers if is_external(resource, role) else (workers or initial)
+
+
+def _left_at_zero(workload: Workload) -> bool:
+    """True where it was we who took all pods away, for a suspension that has ended."""
+    return workload.replicas == 0 and names.REPLICAS_MANAGER in workload.replicas_owners
+
+
+def _rolling(resource: Resource) -> bool:
+    stored = resource.status.get("conditions", [])
+    return any(c["type"] == "RolloutComplete" and c["status"] != "True" for c in stored)
+
+
+def _surge(
+    resource: Resource, observed: Observed, role: names.Role, sizes: Mapping[names.Role, int]
+) -> int:
+    """Devices that a role holds above its size."""
+    workload, nodes = observed.workloads.get(role), resource.role(role).nodes_per_worker
+    above = workload.replicas // nodes - sizes[role] if workload else 0
+    return max(above, 0) * devices(resource, role)
+
+
+def _scaled_by_others(resource: Resource) -> Judgement | None:
+    providers = sorted(
+        {part.autoscaling.provider for part in map(resource.role, names.ROLES) if part.autoscaling}
+    )
+    return yes("ScaledByOthers", f"scaled by {', '.join(providers)}") if providers else None
+
+
+def _scaling(decided: list[tuple[names.Role, scaling.RoleDecision]]) -> Judgement:
+    """The roles' reasons. Their messages hold measured numbers, which would change at each look."""
+    reasons = "; ".join(f"{role}: {decision.reason}" for role, decision in decided)
+    worst = next((d for _, d in decided if not d.active), decided[0][1])
+    clamped = next((d for _, d in decided if d.reason.endswith("Clamped")), worst)
+    if worst.active:
+        return yes(clamped.reason, reasons)
+    return unknown(worst.reason, reasons)
+
+
+def _goal(resource: Resource, sizes: Mapping[names.Role, int], revision: str) -> rollout.Goal:
+    spec = resource.spec.rollout
+    return rollout.Goal(
+        prefill=_role_goal(resource, "prefill", sizes),
+        decode=_role_goal(resource, "decode", sizes),
+        revision=revision,
+        strategy=spec.strategy,
+        paused=spec.paused,
+        budget=resource.spec.scaling.max_gpus,
+        deadline_s=spec.progress_deadline_seconds,
+    )
+
+
+def _role_goal(
+    resource: Resource, role: names.Role, sizes: Mapping[names.Role, int]
+) -> rollout.RoleGoal:
+    spec, size = resource.spec.rollout, sizes[role]
+    return rollout.RoleGoal(
+        replicas=size,
+        key=pairing_hash(resource),
+        max_surge=0 if is_external(resource, role) else _share(spec.max_surge, size, math.ceil),
+        max_unavailable=_share(spec.max_unavailable, size, math.floor),
+        devices=devices(resource, role),
+    )
+
+
+def _share(value: IntOrPercent, of: int, whole: Callable[[float], int]) -> int:
+    text = str(value)
+    return whole(of * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+
+
+def _resumed(resource: Resource, revision: str, now: float) -> rollout.Progress | None:
+    """After a restart: what the status tells of the rollout."""
+    stored = {each["type"]: each for each in resource.status.get("conditions", [])}
+    if resource.status.get("updateRevision") != revision or "RolloutComplete" not in stored:
+        return None
+    condition = stored["RolloutComplete"]
+    since = seconds(condition["lastTransitionTime"]) or now
+    done = condition["status"] == "True"
+    return rollout.Progress(revision=revision, updated=0, since=since, done=done)
+
+
+def _in_pods(
+    resource: Resource, observed: Observed, role: names.Role, step: rollout.RoleStep
+) -> RoleStep:
+    nodes, workload = resource.role(role).nodes_per_worker, observed.workloads.get(role)
+    left_alone = is_external(resource, role) and workload and not _left_at_zero(workload)
+    pods = None if left_alone else step.replicas * nodes
+    return RoleStep(partition=step.partition * nodes, pods=pods)
+
+
+def _replaced(
+    resource: Resource, observed: Observed, role: names.Role, step: rollout.RoleStep
+) -> list[Pod]:
+    found = crews(resource, observed, role)
+    pods = [pod for ordinal in step.replaced for pod in found.get(ordinal, [])]
+    return [pod for pod in pods if not pod.terminating]
+
+
+def _told(step: rollout.Step) -> Judgement:
+    done = step.phase == "Complete"
+    return yes("RolledOut", step.message) if done else no(step.reason, step.message)
+
+
+def _stalled(step: rollout.Step) -> Judgement | None:
+    return yes(step.reason, step.message) if step.phase == "Stalled" else None
+
+
+def _again_after_s(resource: Resource, step: rollout.Step) -> float:
+    waits = [float("inf")]
+    if step.phase == "Progressing":
+        waits.append(ROLLING_S)
+    if any(is_builtin(resource, role) for role in names.ROLES):
+        waits.append(SCALING_S)
+    return min(waits)

@@ -1,0 +1,282 @@
+"""Makes one deployment after the other what its spec says: observe, plan (pure), act.
+
+Level-triggered: nothing depends on which event led here, or on what an earlier run left half done.
+Several deployments are worked on at a time, each by one task. Runs in the operator's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pd_operator import names
+from pd_operator.cluster import Cluster
+from pd_operator.conditions import Judgement, Verdict, yes
+from pd_operator.decisions import Decisions, Thread, decide
+from pd_operator.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    ForeignObject,
+    InvalidSpec,
+    NotFound,
+    OperatorError,
+    Refused,
+)
+from pd_operator.groups import Restarts, regroup
+from pd_operator.journal import Journal
+from pd_operator.kinds import PDDEPLOYMENT, POD, SECRET, STATEFUL_SET, kind_of
+from pd_operator.objects.access import secret
+from pd_operator.observed import Observed, Pod, is_own, observe
+from pd_operator.plan import Plan, Scale, Surroundings, make_plan, replicas_manifest
+from pd_operator.prober import Prober, Sight, targets
+from pd_operator.resource import Key, Manifest, Resource
+from pd_operator.routing import relabels
+from pd_operator.status import broken_status, make_status, news, status_manifest
+from pd_operator.store import Store
+from pd_operator.telemetry import Telemetry
+from pd_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+LEFTOVER_S = 2.0
+"""Pause before the garbage collector's work is looked at again."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is known of one deployment from earlier runs; can be lost at any time."""
+
+    uid: str
+    has_secret: bool = False
+    settled: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """By kind and name: hash and version of what was applied."""
+    thread: Thread = field(default_factory=Thread)
+    restarts: Restarts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a reconciler works with."""
+
+    cluster: Cluster
+    store: Store
+    queue: WorkQueue
+    journal: Journal
+    telemetry: Telemetry
+    prober: Prober | None
+    """None where the workers cannot be reached."""
+
+
+class Reconciler:
+    """Works the queue off."""
+
+    def __init__(self, tools: Tools, around: Surroundings, resync_s: float) -> None:
+        self._cluster, self._store, self._queue = tools.cluster, tools.store, tools.queue
+        self._journal, self._telemetry = tools.journal, tools.telemetry
+        self._prober = tools.prober
+        self._around, self._resync_s = around, resync_s
+        self._memories: dict[Key, Memory] = {}
+
+    async def work(self) -> None:
+        """One of several workers; never ends."""
+        while True:
+            key = await self._queue.get()
+            with self._telemetry.timed():
+                await self._work_on(key)
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            again_s = await self._reconcile(key)
+        except asyncio.CancelledError:
+            self._queue.done(key, 0.0)  # whoever leads next begins with it
+            raise
+        except OperatorError as error:
+            pause_s = self._queue.failed(key)
+            self._telemetry.failed(type(error).__name__)
+            logger.warning("%s: %s; again in %.1f s", key, error, pause_s)
+        except Exception:
+            self._queue.failed(key)
+            self._telemetry.failed("bug")
+            logger.exception("%s: a bug of the operator", key)
+        else:
+            self._queue.done(key, again_s)
+
+    async def _reconcile(self, key: Key) -> float | None:
+        """Seconds until the next look; None when the deployment is gone. Raises OperatorError."""
+        body = self._store.deployment(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return None
+        try:
+            resource = Resource.parse(body)
+        except InvalidSpec as error:
+            await self._write_status(body, broken_status(body, str(error), time.time()))
+            raise
+        return await self._pursue(resource, body)
+
+    def _forget(self, key: Key) -> None:
+        """It is gone, or about to be: ownerReferences remove the children."""
+        self._memories.pop(key, None)
+        if self._prober:
+            self._prober.forget(key)
+
+    def _memory(self, resource: Resource) -> Memory:
+        memory = self._memories.get(resource.key)
+        if memory is None or memory.uid != resource.uid:
+            memory = self._memories[resource.key] = Memory(resource.uid)
+        return memory
+
+    async def _pursue(self, resource: Resource, body: Manifest) -> float:
+        memory, now = self._memory(resource), time.time()
+        observed = observe(resource, self._store)
+        sight = self._look(resource, observed)
+        decisions = decide(resource, observed, sight.loads, memory.thread, now)
+        regrouping = regroup(resource, observed, memory.restarts, now)
+        memory.thread, memory.restarts = decisions.thread, regrouping.restarts
+        problem: OperatorError | None = None
+        waits = [self._resync_s, decisions.again_after_s, regrouping.again_after_s]
+        try:
+            plan = make_plan(
+                resource, decisions, observed, self._store, self._around, memory.settled
+            )
+            if plan.leftovers:
+                waits.append(LEFTOVER_S)
+            await self._act(resource, plan, memory)
+            await self._tend(resource, observed, (*decisions.replaced, *regrouping.deletes))
+        except (ForeignObject, Refused, Forbidden) as error:
+            problem = error
+        await self._report(resource, body, decisions, sight, problem)
+        if problem:
+            raise problem
+        return min(waits)
+
+    def _look(self, resource: Resource, observed: Observed) -> Sight:
+        if self._prober is None:
+            return Sight()
+        self._prober.follow(resource.key, targets(resource, observed))
+        return self._prober.sight(resource.key)
+
+    async def _tend(self, resource: Resource, observed: Observed, deletes: Iterable[Pod]) -> None:
+        """Label and delete pods."""
+        for pod, routable in relabels(resource, observed):
+            labels = {"metadata": {"labels": {names.ROUTABLE: str(routable).lower()}}}
+            with contextlib.suppress(NotFound):
+                live = await self._cluster.patch(POD, resource.namespace, pod.name, labels)
+                self._store.put(POD, live)
+                self._telemetry.wrote("label")
+        for uid, pod in {pod.uid: pod for pod in deletes}.items():
+            await self._cluster.delete(POD, resource.namespace, pod.name, uid)
+            self._telemetry.wrote("delete")
+
+    async def _act(self, resource: Resource, plan: Plan, memory: Memory) -> None:
+        await self._ensure_secret(resource, memory)
+        for claim in plan.claims:
+            await self._scale(resource, claim)
+        for manifest in plan.applies:
+            await self._apply(resource, manifest, memory)
+        for scale in plan.scales:
+            await self._scale(resource, scale)
+        for kind, manifest in plan.deletes:
+            meta = manifest["metadata"]
+            await self._cluster.delete(kind, meta["namespace"], meta["name"], meta["uid"])
+            self._telemetry.wrote("delete")
+
+    async def _ensure_secret(self, resource: Resource, memory: Memory) -> None:
+        """Make the shared secret once. It comes before the first StatefulSet, so where one exists
+        nobody need look: pods that miss it say so."""
+        pods = [pod for each in observe(resource, self._store).pods.values() for pod in each]
+        if any(pod.reason == "ContainerConfigError" for pod in pods):
+            memory.has_secret = False
+        elif self._store.of(resource.key, STATEFUL_SET):
+            memory.has_secret = True
+        if memory.has_secret:
+            return
+        name = names.secret(resource.name)
+        try:
+            found = await self._cluster.get(SECRET, resource.namespace, name)
+            if not is_own(resource, found):
+                raise ForeignObject(SECRET.name, name)
+        except NotFound:
+            await self._cluster.create(SECRET, secret(resource, secrets.token_hex(32)))
+            self._telemetry.wrote("create")
+        memory.has_secret = True
+
+    async def _apply(self, resource: Resource, manifest: Manifest, memory: Memory) -> None:
+        kind, meta = kind_of(manifest), manifest["metadata"]
+        known = self._store.of(resource.key, kind).get(meta["name"])
+        if known is None:
+            await self._refuse_foreign(resource, manifest)
+        live = await self._cluster.apply(manifest, names.FIELD_MANAGER)
+        self._telemetry.wrote("apply")
+        self._store.put(kind, live)
+        mark = meta["annotations"][names.APPLIED_HASH]
+        memory.settled[kind.name, meta["name"]] = (mark, live["metadata"]["resourceVersion"])
+        if known is None and kind == STATEFUL_SET and "replicas" in manifest["spec"]:
+            role: names.Role = meta["labels"]["app.kubernetes.io/component"]
+            await self._scale(resource, Scale(role=role, pods=manifest["spec"]["replicas"]))
+
+    async def _refuse_foreign(self, resource: Resource, manifest: Manifest) -> None:
+        """Objects without our labels are not in the store: look before the first apply."""
+        kind, meta = kind_of(manifest), manifest["metadata"]
+        try:
+            found = await self._cluster.get(kind, meta["namespace"], meta["name"])
+        except NotFound:
+            return
+        self._store.put(kind, found)
+        if not is_own(resource, found):
+            raise ForeignObject(kind.name, meta["name"])
+
+    async def _scale(self, resource: Resource, scale: Scale) -> None:
+        manifest = replicas_manifest(resource, scale)
+        live = await self._cluster.apply(manifest, names.REPLICAS_MANAGER)
+        self._telemetry.wrote("scale")
+        self._store.put(STATEFUL_SET, live)
+
+    async def _report(
+        self,
+        resource: Resource,
+        body: Manifest,
+        decisions: Decisions,
+        sight: Sight,
+        problem: OperatorError | None,
+    ) -> None:
+        verdict = Verdict(
+            wanted=decisions.wanted,
+            revision=decisions.revision,
+            rollout=decisions.rollout,
+            stalled=_stalled(problem) if problem else decisions.stalled,
+            scaling=decisions.scaling,
+            bootstrap=sight.bootstrap,
+            transfers=sight.transfers,
+        )
+        status = make_status(resource, observe(resource, self._store), verdict, time.time())
+        if await self._write_status(body, status_manifest(resource, status)):
+            for each in news(resource, status):
+                await self._journal.tell(resource, each)
+
+    async def _write_status(self, body: Manifest, wanted: Manifest) -> bool:
+        """True where it was written: it differs from what is stored."""
+        if body.get("status") == wanted["status"]:
+            return False
+        try:
+            live = await self._cluster.apply(wanted, names.STATUS_MANAGER, subresource="status")
+        except (NotFound, Conflict):
+            return False  # deleted meanwhile
+        self._telemetry.wrote("status")
+        self._store.put(PDDEPLOYMENT, live)
+        return True
+
+
+def _stalled(problem: OperatorError) -> Judgement:
+    if isinstance(problem, ForeignObject):
+        return yes("NameConflict", str(problem))
+    if isinstance(problem, Forbidden):
+        return yes("Forbidden", f"the operator may not do what is needed: {problem}")
+    assert isinstance(problem, ApiError)
+    return yes("InvalidSpec", f"the API server refuses a child: {problem}")

@@ -1,0 +1,128 @@
+"""What the operator knows of the cluster: its deployments and their children, trimmed.
+
+Reflectors and handlers write, reconcile reads; all in one event loop. Objects are never changed in
+place: who got one may keep it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pd_operator import names
+from pd_operator.kinds import PDDEPLOYMENT, POD, Kind
+from pd_operator.resource import Key, Manifest
+
+
+def owner_key(manifest: Mapping[str, Any]) -> Key | None:
+    """The deployment that an object belongs to, by its owner or its labels; or that it is."""
+    meta = manifest["metadata"]
+    if manifest.get("kind") == names.KIND:
+        return Key(meta["namespace"], meta["name"])
+    owner = controller(manifest)
+    name = meta.get("labels", {}).get(names.DEPLOYMENT)
+    if owner and owner["kind"] == names.KIND:
+        name = owner["name"]
+    return Key(meta["namespace"], name) if name else None
+
+
+def controller(manifest: Mapping[str, Any]) -> Manifest | None:
+    """The ownerReference of the object that controls this one."""
+    owners: list[Manifest] = manifest["metadata"].get("ownerReferences", [])
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
+def trimmed(kind: Kind, manifest: Mapping[str, Any]) -> Manifest:
+    """The object without what nobody reads. Of managedFields only who owns replicas is kept."""
+    meta = dict(manifest["metadata"])
+    managers = meta.pop("managedFields", [])
+    slim: Manifest = {**manifest, "metadata": meta}
+    slim |= {"apiVersion": kind.api_version, "kind": kind.name}
+    if kind == POD:
+        slim["spec"] = {"nodeName": manifest.get("spec", {}).get("nodeName")}
+    owners = [each["manager"] for each in managers if _owns_replicas(each)]
+    return slim | ({"replicasOwners": owners} if owners else {})
+
+
+def _owns_replicas(entry: Mapping[str, Any]) -> bool:
+    return "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+
+
+class Store:
+    """Objects by deployment, kind and name."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, dict[Kind, dict[str, Manifest]]] = defaultdict(dict)
+
+    def __repr__(self) -> str:
+        return f"<Store {len(self._objects)} deployments>"
+
+    def put(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
+        """Remember an object unless a newer one is known; its deployment."""
+        key = owner_key(manifest)
+        if key is None:
+            return None
+        named = self._objects[key].setdefault(kind, {})
+        name = manifest["metadata"]["name"]
+        known = named.get(name)
+        if known is None or not _older(manifest, known):
+            named[name] = trimmed(kind, manifest)
+        return key
+
+    def drop(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
+        """Forget an object, unless another one has taken its name; its deployment."""
+        key = owner_key(manifest)
+        if key is None or key not in self._objects:
+            return key
+        named = self._objects[key].get(kind, {})
+        known = named.get(manifest["metadata"]["name"])
+        if known and known["metadata"]["uid"] == manifest["metadata"]["uid"]:
+            del named[manifest["metadata"]["name"]]
+        if not any(self._objects[key].values()):
+            del self._objects[key]
+        return key
+
+    def replace(self, kind: Kind, manifests: Iterable[Mapping[str, Any]], scope: str) -> set[Key]:
+        """Make a list of all objects of a kind (in namespace `scope`, or everywhere) what is known;
+        the deployments whose objects are new, changed or gone."""
+        listed = {(m["metadata"]["namespace"], m["metadata"]["name"]): m for m in manifests}
+        gone = [
+            known
+            for key, kinds in self._objects.items()
+            if scope in ("", key.namespace)
+            for name, known in kinds.get(kind, {}).items()
+            if (key.namespace, name) not in listed
+        ]
+        touched = {self.drop(kind, manifest) for manifest in gone}
+        touched |= {self.put(kind, manifest) for manifest in listed.values()}
+        return {key for key in touched if key}
+
+    def deployment(self, key: Key) -> Manifest | None:
+        """The PDDeployment."""
+        return self.of(key, PDDEPLOYMENT).get(key.name)
+
+    def of(self, key: Key, kind: Kind) -> Mapping[str, Manifest]:
+        """Its objects of a kind, by name."""
+        return self._objects[key].get(kind, {}) if key in self._objects else {}
+
+    def children(self, key: Key) -> Iterator[tuple[Kind, Manifest]]:
+        """All of its objects but itself and its pods."""
+        for kind, named in list(self._objects.get(key, {}).items()):
+            if kind not in (PDDEPLOYMENT, POD):
+                yield from ((kind, manifest) for manifest in list(named.values()))
+
+    def keys(self) -> list[Key]:
+        """Every deployment of which anything is known."""
+        return list(self._objects)
+
+
+def _older(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """True where both are one object and `manifest` is its earlier version."""
+    a, b = manifest["metadata"], known["metadata"]
+    if a["uid"] != b["uid"]:
+        return False
+    try:
+        return int(a["resourceVersion"]) < int(b["resourceVersion"])
+    except ValueError:
+        return False  # versions are opaque; then the last one told counts
