@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -295,9 +294,6 @@ def _written(decode: Decode, pages: int) -> bool:
     return sum(bool((decode.pool.page(page) == 0xAA).all()) for page in range(64)) >= pages
 
 
-Ends = Callable[[], tuple[BaseKVSender, BaseKVReceiver]]
-
-
 @pytest.mark.parametrize("timeout_s", [0.5, 1.0])
 def test_prefill_waits_for_decodes_pages_as_long_as_told(
     timeout_s: float, start_prefill: Factory
@@ -355,3 +351,21 @@ def test_pages_for_a_request_that_never_came_are_given_back(
     until(lambda: receiver.poll() == KVPoll.Failed, 3.0)
     assert "never arrived" in receiver.failure()
     until(lambda: receiver.drained, 1.0)
+
+
+def test_an_abort_stops_a_long_chunk_at_the_next_write(
+    gated: Prefill, decode: Decode, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pd_worker.transfer.sessions.WRITE_NBYTES", 1)
+    sender = gated.manager.create_sender(1)
+    receiver = receive(decode, gated, 1, range(20), 1)
+    until_state(sender, KVPoll.WaitingForInput)
+    sender.init(20, 0)
+    gate.close()
+    sender.send(indices(*range(20)), num_kv_tokens=320)
+    until(lambda: gate.waiting == 1)
+    receiver.abort("had enough")
+    until(lambda: sender.poll() == KVPoll.Failed)
+    gate.open()
+    until(lambda: receiver.drained, 2.0)
+    assert gated.manager.engines["shm"].writes == 1

@@ -30,6 +30,8 @@ async def _get(
         raise TransferError(f"bootstrap server {server}: {error}") from error
     if answer.status in FORBIDDEN:
         raise PairingError(f"bootstrap server {server} refused our token; secrets differ")
+    if answer.status == 404:
+        raise PairingError(f"bootstrap server {server} knows no prefill rank dp={ranks[0]}")
     if answer.status != 200:
         raise TransferError(f"bootstrap server {server}: HTTP {answer.status} {body[:200]!r}")
     try:
