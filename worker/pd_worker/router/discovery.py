@@ -1,7 +1,6 @@
 """Who should be in the fleet. The registry follows one Discovery.
 
-StaticDiscovery serves the command line and /workers; following a cluster's own lists is another
-subclass.
+StaticDiscovery serves the command line and /workers; kubernetes.py follows a cluster's own lists.
 """
 
 from __future__ import annotations

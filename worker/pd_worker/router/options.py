@@ -69,6 +69,26 @@ class LimitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions:
+    """Workers that a Kubernetes cluster lists; for a router in a pod, with the right to get, list
+    and watch endpointslices in the namespace."""
+
+    kubernetes_namespace: str = ""
+    """Namespace of the Services; empty: do not ask Kubernetes."""
+    kubernetes_prefill: str = ""
+    """Headless Service of the prefill workers, with ports named http and bootstrap."""
+    kubernetes_decode: str = ""
+    """Headless Service of the decode workers, with a port named http."""
+    kubernetes_api: str = "https://kubernetes.default.svc"
+    """URL of the API server."""
+
+    def __post_init__(self) -> None:
+        if self.kubernetes_namespace and not (self.kubernetes_prefill and self.kubernetes_decode):
+            fix = "give --kubernetes-prefill and --kubernetes-decode"
+            raise ConfigError("--kubernetes-namespace", "names no Services", fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
     """All of one router."""
 
@@ -78,6 +98,7 @@ class RouterOptions:
     """URLs of decode workers."""
     worker: Urls = ()
     """URLs of unified workers, which serve a request alone."""
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 or :: for all."""
     port: int = 8000

@@ -9,9 +9,10 @@ import msgspec
 from aiohttp import web
 
 from pd_worker.config import Role, shared_secret
-from pd_worker.router.discovery import StaticDiscovery
+from pd_worker.router.discovery import Discovery, StaticDiscovery
 from pd_worker.router.fleet import Fleet, readiness
 from pd_worker.router.inference import Inference
+from pd_worker.router.kubernetes import Joined, KubernetesDiscovery
 from pd_worker.router.metrics import Metrics
 from pd_worker.router.options import RouterOptions
 from pd_worker.router.registry import Registry
@@ -28,7 +29,7 @@ class Router:
     def __init__(self, options: RouterOptions) -> None:
         self.session = _client(options.limits.connect_timeout_s)
         self.discovery = StaticDiscovery(listed(options))
-        self.registry = Registry(self.discovery, self.session, options.health)
+        self.registry = Registry(_sources(options, self.discovery), self.session, options.health)
         self.metrics = Metrics(self.registry)
         selector = Selector(self.registry, options)
         self.dispatcher = Dispatcher(self.session, selector, options.limits, self.metrics)
@@ -60,6 +61,13 @@ class Router:
     async def show_metrics(self, request: web.Request) -> web.Response:
         """GET /metrics."""
         return web.Response(body=self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+
+def _sources(options: RouterOptions, static: StaticDiscovery) -> Discovery:
+    """Where workers come from: the list, and the cluster where one is named."""
+    if not options.kubernetes.kubernetes_namespace:
+        return static
+    return Joined((static, KubernetesDiscovery(options.kubernetes)))
 
 
 def listed(options: RouterOptions) -> list[WorkerSpec]:
