@@ -40,9 +40,10 @@ def convert(file: Path, folder: Path, progress: Progress) -> None:
             model.save_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
         raise ModelError(f"{file} cannot be converted: {error}") from error
-    (folder / "config.json").write_text(
-        json.dumps(both_spellings(json.loads((folder / "config.json").read_text())), indent=2)
-    )
+    config = folder / "config.json"
+    config.write_text(json.dumps(both_spellings(json.loads(config.read_text())), indent=2))
+    for written in folder.iterdir():
+        written.chmod(0o644)
 
 
 def _dtype(file: Path) -> torch.dtype:
