@@ -200,17 +200,16 @@ def _wish(
     work_field: str,
     held: RoleDecision | None,
 ) -> _Wish:
-    """Steps 1 to 3 for one role; `held`: it must keep its size whatever its metrics say."""
+    """Steps 1 to 3 for one role; `held`: it must keep its size, and its metrics mean nothing."""
+    if held:
+        return _Wish(decision=held, history=history, work=None, cause=None)
     work = mean(workers.loads, work_field)
     limit = history.limit.now(now) if history.limit else None
-    proposal, cause = (held, None) if held else _propose(spec, workers, floor(workers, work, limit))
+    proposal, cause = _propose(spec, workers, floor(workers, work, limit))
     history = history.extended(spec.windows, now, workers.replicas, proposal.replicas)
     stable = history.stable(spec.windows, now, workers.replicas)
     return _Wish(
-        decision=_settled(proposal, stable, workers),
-        history=history,
-        work=work,
-        cause=cause,
+        decision=_settled(proposal, stable, workers), history=history, work=work, cause=cause
     )
 
 

@@ -8,7 +8,6 @@ from pd_operator.proposal import Limit
 
 MAX_GAP_S = 60.0
 """Proposals further apart than this (or than the up window) are no continuous memory."""
-
 REGRET_S = 1800.0
 """A raise so soon after a lowering takes it back."""
 
@@ -43,7 +42,8 @@ class RoleHistory:
         gap = now - self.proposals[-1][0] if self.proposals else float("inf")
         start = ((now, current),) if gap > max(windows.up_s, MAX_GAP_S) else ()
         entries = (*self.proposals, *start, (now, proposed))
-        kept = tuple(entry for entry in entries if entry[0] >= now - windows.longest)
+        oldest = now - windows.longest - MAX_GAP_S
+        kept = tuple(entry for entry in entries if entry[0] >= oldest)
         return replace(self, proposals=kept)
 
     def stable(self, windows: Windows, now: float, current: int) -> int:
@@ -61,4 +61,9 @@ class RoleHistory:
         return self
 
     def _within(self, since: float) -> list[int]:
-        return [replicas for at, replicas in self.proposals if at >= since]
+        """Proposals since then; where the first came later, also the one in force until it."""
+        within = [entry for entry in self.proposals if entry[0] >= since]
+        before = self.proposals[: len(self.proposals) - len(within)]
+        if before and (not within or within[0][0] > since):
+            within.insert(0, before[-1])
+        return [replicas for _, replicas in within]

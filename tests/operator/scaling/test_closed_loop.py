@@ -75,7 +75,7 @@ def test_without_nodes_nothing_cascades_and_the_excess_goes_with_the_load():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "output", "load"), [(4000, 50, 15), (200, 800, 10)], ids=["long in", "long out"]
+    ("prompt", "output", "load"), [(4000, 200, 15), (200, 800, 10)], ids=["long in", "long out"]
 )
 def test_the_role_that_lacks_grows(prompt, output, load):
     fleet = Fleet(Size(prefill=1, decode=1), prompt=prompt, output=output, seed=2)
@@ -89,7 +89,7 @@ def test_the_role_that_lacks_grows(prompt, output, load):
 @given(
     load=st.floats(0.5, 60),
     prompt=st.sampled_from([200.0, 1000.0, 3000.0]),
-    output=st.sampled_from([50.0, 200.0, 600.0]),
+    output=st.sampled_from([200.0, 400.0, 800.0]),
     size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     startup=st.sampled_from([15, 90, 400]),
     noise=st.sampled_from([0.0, 0.05, 0.1]),
