@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: model
-	$(BIN)/pdserve bench transfer $(ARGS)
+	@MODEL=$(MODEL) scripts/bench.sh $(ARGS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
