@@ -14,6 +14,8 @@ from pd_operator import names, rollout, scaling
 from pd_operator.api.markers import IntOrPercent
 from pd_operator.conditions import Judgement, no, unknown, yes
 from pd_operator.desired import initial_pods
+from pd_operator.drain import Drain, drain
+from pd_operator.fleet import Fleet
 from pd_operator.growth import (
     Loads,
     devices,
@@ -32,6 +34,8 @@ SCALING_S = 15.0
 """Between two decisions of the Builtin scaler."""
 ROLLING_S = 10.0
 """Between two looks at a rollout in which nothing seems to happen."""
+DRAINING_S = 3.0
+"""Between two looks at workers that finish their work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Decisions:
     scaling: Judgement | None = None
     replaced: tuple[Pod, ...] = ()
     """Pods to delete: old ones that serve nobody."""
+    drains: Mapping[names.Role, Drain] = field(default_factory=dict)
     again_after_s: float = float("inf")
     thread: Thread = field(default_factory=Thread)
 
@@ -86,8 +91,16 @@ def decide(
     progress = thread.progress or _resumed(resource, revision, now)
     step = rollout.step(goal, seen, progress, now)
     steps = {"prefill": step.prefill, "decode": step.decode}
+    fleets = {"prefill": seen.prefill, "decode": seen.decode}
+    drains = {
+        role: _drain(resource, observed, role, fleets[role], steps[role], loads, now)
+        for role in names.ROLES
+    }
     return Decisions(
-        steps={role: _in_pods(resource, observed, role, steps[role]) for role in names.ROLES},
+        steps={
+            role: _in_pods(resource, observed, role, steps[role], drains[role])
+            for role in names.ROLES
+        },
         wanted=sizes,
         revision=revision,
         rollout=_told(step),
@@ -96,7 +109,8 @@ def decide(
         replaced=tuple(
             pod for role in names.ROLES for pod in _replaced(resource, observed, role, steps[role])
         ),
-        again_after_s=_again_after_s(resource, step),
+        drains=drains,
+        again_after_s=_again_after_s(resource, step, drains),
         thread=Thread(progress=step.progress, history=thread.history),
     )
 
@@ -223,12 +237,41 @@ def _resumed(resource: Resource, revision: str, now: float) -> rollout.Progress 
     return rollout.Progress(revision=revision, updated=0, since=since, done=done)
 
 
+def _drain(
+    resource: Resource,
+    observed: Observed,
+    role: names.Role,
+    fleet: Fleet,
+    step: rollout.RoleStep,
+    loads: Loads,
+    now: float,
+) -> Drain:
+    """How far the role may be lowered towards its step. Where others lower it, SIGTERM drains."""
+    wanted = fleet.replicas if _left_alone(resource, observed, role) else step.replicas
+    by_ordinal = {
+        ordinal: loads[pods[0].name]
+        for ordinal, pods in crews(resource, observed, role).items()
+        if pods[0].name in loads
+    }
+    timeout_s = resource.role(role).drain_timeout_seconds
+    return drain(fleet, wanted, by_ordinal, timeout_s=timeout_s, now=now)
+
+
+def _left_alone(resource: Resource, observed: Observed, role: names.Role) -> bool:
+    """True where someone else writes the replicas of the StatefulSet."""
+    workload = observed.workloads.get(role)
+    return is_external(resource, role) and workload is not None and not _left_at_zero(workload)
+
+
 def _in_pods(
-    resource: Resource, observed: Observed, role: names.Role, step: rollout.RoleStep
+    resource: Resource,
+    observed: Observed,
+    role: names.Role,
+    step: rollout.RoleStep,
+    drained: Drain,
 ) -> RoleStep:
-    nodes, workload = resource.role(role).nodes_per_worker, observed.workloads.get(role)
-    left_alone = is_external(resource, role) and workload and not _left_at_zero(workload)
-    pods = None if left_alone else step.replicas * nodes
+    nodes = resource.role(role).nodes_per_worker
+    pods = None if _left_alone(resource, observed, role) else drained.replicas * nodes
     return RoleStep(partition=step.partition * nodes, pods=pods)
 
 
@@ -249,10 +292,14 @@ def _stalled(step: rollout.Step) -> Judgement | None:
     return yes(step.reason, step.message) if step.phase == "Stalled" else None
 
 
-def _again_after_s(resource: Resource, step: rollout.Step) -> float:
+def _again_after_s(
+    resource: Resource, step: rollout.Step, drains: Mapping[names.Role, Drain]
+) -> float:
     waits = [float("inf")]
     if step.phase == "Progressing":
         waits.append(ROLLING_S)
     if any(is_builtin(resource, role) for role in names.ROLES):
         waits.append(SCALING_S)
+    if any(each.waits for each in drains.values()):
+        waits.append(DRAINING_S)
     return min(waits)

@@ -36,7 +36,7 @@ from pd_operator.observed import Observed, Pod, is_own, observe
 from pd_operator.plan import Plan, Scale, Surroundings, make_plan, replicas_manifest
 from pd_operator.prober import Prober, Sight, targets
 from pd_operator.resource import Key, Manifest, Resource
-from pd_operator.routing import relabels
+from pd_operator.routing import Relabel, relabels
 from pd_operator.status import broken_status, make_status, news, status_manifest
 from pd_operator.store import Store
 from pd_operator.telemetry import Telemetry
@@ -148,7 +148,8 @@ class Reconciler:
             if plan.leftovers:
                 waits.append(LEFTOVER_S)
             await self._act(resource, plan, memory)
-            await self._tend(resource, observed, (*decisions.replaced, *regrouping.deletes))
+            await self._tend(resource, relabels(resource, observed, decisions.drains, now))
+            await self._delete(resource, (*decisions.replaced, *regrouping.deletes))
         except (ForeignObject, Refused, Forbidden) as error:
             problem = error
         await self._report(resource, body, decisions, sight, problem)
@@ -162,15 +163,16 @@ class Reconciler:
         self._prober.follow(resource.key, targets(resource, observed))
         return self._prober.sight(resource.key)
 
-    async def _tend(self, resource: Resource, observed: Observed, deletes: Iterable[Pod]) -> None:
-        """Label and delete pods."""
-        for pod, routable in relabels(resource, observed):
-            labels = {"metadata": {"labels": {names.ROUTABLE: str(routable).lower()}}}
+    async def _tend(self, resource: Resource, relabels: Iterable[Relabel]) -> None:
+        for each in relabels:
             with contextlib.suppress(NotFound):
-                live = await self._cluster.patch(POD, resource.namespace, pod.name, labels)
+                name = each.pod.name
+                live = await self._cluster.patch(POD, resource.namespace, name, each.patch)
                 self._store.put(POD, live)
                 self._telemetry.wrote("label")
-        for uid, pod in {pod.uid: pod for pod in deletes}.items():
+
+    async def _delete(self, resource: Resource, pods: Iterable[Pod]) -> None:
+        for uid, pod in {pod.uid: pod for pod in pods}.items():
             await self._cluster.delete(POD, resource.namespace, pod.name, uid)
             self._telemetry.wrote("delete")
 

@@ -85,7 +85,7 @@ def test_the_role_that_lacks_grows(prompt, output, load):
     assert course.backlogs[-1] < 30
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     load=st.floats(0.5, 60),
     prompt=st.sampled_from([200.0, 1000.0, 3000.0]),
@@ -115,7 +115,7 @@ def test_constant_load_settles_and_stays(load, prompt, output, size, startup, no
         assert course.backlogs[-1] < load * 20 + 20
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     loads=st.lists(st.floats(0, 120), min_size=1, max_size=6),
     budget=st.integers(6, 40),
