@@ -77,6 +77,8 @@ SGLANG = Names(
         "sglang:num_decode_transfer_queue_reqs",
     ),
 )
+NAMES = {"Pdserve": PDSERVE, "SGLang": SGLANG}
+"""By engine.type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,6 @@ RATE = 50.0
 CONCURRENT = 64
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 LARGEST = 4 << 20
-METRICS = {"Pdserve": metrics.PDSERVE, "SGLang": metrics.SGLANG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ def targets(resource: Resource, observed: Observed) -> Targets:
                         name=first.name, host=first.ip, port=ports.http, bootstrap_port=bootstrap
                     )
                 )
-    return Targets(series=METRICS[resource.spec.engine.type], workers=tuple(found))
+    return Targets(series=metrics.NAMES[resource.spec.engine.type], workers=tuple(found))
 
 
 @dataclass(slots=True)

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from pd_operator import names
+from pd_operator import metrics, names
 from pd_operator.api.role import Autoscaling, Metric
 from pd_operator.objects.meta import child
 from pd_operator.quantity import parse
 from pd_operator.resource import Manifest, Resource
 
-METRICS = {
-    "Pdserve": {
-        "QueueDepth": "pdserve_num_waiting_requests",
-        "TTFT": "pdserve_ttft_seconds",
-        "PrefillTokenRate": "pdserve_prompt_tokens_total",
-        "KVUtilization": "pdserve_kv_usage",
-        "ITL": "pdserve_itl_seconds",
-        "RunningRequests": "pdserve_num_running_requests",
-        "PreallocQueue": "pdserve_num_prealloc_requests",
-        "TransferQueue": "pdserve_num_transfer_requests",
-    },
-    "SGLang": {
-        "QueueDepth": "sglang:num_queue_reqs",
-        "TTFT": "sglang:time_to_first_token_seconds",
-        "PrefillTokenRate": "sglang:prompt_tokens_total",
-        "KVUtilization": "sglang:token_usage",
-        "ITL": "sglang:inter_token_latency_seconds",
-        "RunningRequests": "sglang:num_running_reqs",
-        "PreallocQueue": "sglang:num_decode_prealloc_queue_reqs",
-        "TransferQueue": "sglang:num_decode_transfer_queue_reqs",
-    },
-}
-"""The workers' series behind a signal."""
 HISTOGRAMS = ("TTFT", "ITL")
 RATES = ("PrefillTokenRate",)
 DEFAULTS = {
     "prefill": Metric(type="QueueDepth", target=4),
     "decode": Metric(type="KVUtilization", target="0.8"),
 }
+
+
+def series(engine: str, metric: str) -> str:
+    """The workers' series behind a signal."""
+    known = metrics.NAMES[engine]
+    return {
+        "QueueDepth": known.queue,
+        "TTFT": known.ttft,
+        "PrefillTokenRate": known.prompt_tokens,
+        "KVUtilization": known.kv_usage,
+        "ITL": known.itl,
+        "RunningRequests": known.running,
+        "PreallocQueue": known.prealloc_queue,
+        "TransferQueue": known.transfer_queue,
+    }[metric]
 
 
 def scaler(resource: Resource, role: names.Role) -> Manifest | None:
@@ -81,7 +73,7 @@ def _hpa_metric(resource: Resource, metric: Metric) -> Manifest:
     if metric.type == "CPU":
         target = {"type": "Utilization", "averageUtilization": int(parse(metric.target))}
         return {"type": "Resource", "resource": {"name": "cpu", "target": target}}
-    name = METRICS[resource.spec.engine.type][metric.type]
+    name = series(resource.spec.engine.type, metric.type)
     target = {"type": "AverageValue", "averageValue": str(metric.target)}
     return {"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}
 
@@ -118,11 +110,11 @@ def _trigger(
 
 def _query(resource: Resource, role: names.Role, metric: Metric) -> str:
     """The sum over the role's workers; KEDA divides it by their number."""
-    series = METRICS[resource.spec.engine.type][metric.type]
+    name = series(resource.spec.engine.type, metric.type)
     pods = f'namespace="{resource.namespace}",pod=~"{names.workload(resource.name, role)}-[0-9]+"'
     if metric.type in RATES:
-        return f"sum(rate({series}{{{pods}}}[1m]))"
+        return f"sum(rate({name}{{{pods}}}[1m]))"
     if metric.type in HISTOGRAMS:
-        total, count = f"{series}_sum{{{pods}}}", f"{series}_count{{{pods}}}"
+        total, count = f"{name}_sum{{{pods}}}", f"{name}_count{{{pods}}}"
         return f"sum(rate({total}[1m]) / (rate({count}[1m]) > 0))"
-    return f"sum({series}{{{pods}}})"
+    return f"sum({name}{{{pods}}})"
