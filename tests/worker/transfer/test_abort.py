@@ -356,7 +356,7 @@ def test_pages_for_a_request_that_never_came_are_given_back(
 def test_an_abort_stops_a_long_chunk_at_the_next_write(
     gated: Prefill, decode: Decode, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pd_worker.transfer.sessions.WRITE_NBYTES", 1)
+    monkeypatch.setattr("pd_worker.transfer.session.WRITE_NBYTES", 1)
     sender = gated.manager.create_sender(1)
     receiver = receive(decode, gated, 1, range(20), 1)
     until_state(sender, KVPoll.WaitingForInput)

@@ -149,7 +149,7 @@ def test_a_thousand_requests_leave_nothing_behind(prefill: Prefill, decode: Deco
 def test_writers_and_sockets_of_decodes_that_left_are_closed(
     prefill: Prefill, decode: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pd_worker.transfer.prefill.FORGET_S", 1.0)
+    monkeypatch.setattr("pd_worker.transfer.sessions.FORGET_S", 1.0)
     monkeypatch.setattr("pd_worker.transfer.writer.IDLE_S", 0.5)
     transfer(prefill, decode, 1)
     process = psutil.Process()
@@ -164,6 +164,8 @@ def test_writers_and_sockets_of_decodes_that_left_are_closed(
         sender.clear()
     until(lambda: prefill.manager.gauges()["kv_sessions"] == 1)
     until(lambda: prefill.manager.gauges()["kv_writer_threads"] == 0)
+    del guest
+    gc.collect()  # the guests' pools
     until(lambda: process.num_fds() <= before)
 
 

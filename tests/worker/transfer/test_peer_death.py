@@ -9,8 +9,10 @@ from contextlib import ExitStack
 import pytest
 
 from pd_worker.transfer.poll import KVPoll
+from pd_worker.transfer.probe import Door
 from tests.worker.transfer.conftest import Factory
 from tests.worker.transfer.harness import (
+    CANARY,
     Decode,
     Prefill,
     indices,
@@ -168,3 +170,60 @@ def test_decode_stopped_behind_mooncake_delays_nobody_else(
     assert not sender.drained
     process.resume()
     until_state(sender, KVPoll.Success, 20.0)
+
+
+async def _nobody_answers(peer: object) -> Door:
+    return Door.SILENT
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process looks like a machine that lost its network, and soon."""
+    monkeypatch.setattr("pd_worker.transfer.watch.knock", _nobody_answers)
+    monkeypatch.setattr("pd_worker.transfer.watch.UNREACHABLE_S", 3.0)
+    monkeypatch.setattr("pd_worker.transfer.renewal.PATIENCE_S", 1.0)
+
+
+@pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize("kind", ["shm", "mooncake"])
+def test_a_prefill_that_comes_back_into_reach_is_used_again(
+    kind: str, spawn: Factory, start_decode: Factory
+) -> None:
+    decode = start_decode(kind=kind)
+    decode.manager.engines[kind].settle_s = 0.0
+    remote = Remote(spawn("prefill", kind=kind))
+    waiting = receive(decode, remote, 1, (3,), 0)
+    remote.process.stop()
+    until(lambda: waiting.poll() == KVPoll.Failed, 15.0)
+    assert "cannot be reached" in waiting.failure()
+    remote.process.resume()
+    until(lambda: waiting.drained, 8.0)
+    remote.process.tell(room=2, pages=[1], slot=0, value=9)
+    until_state(receive(decode, remote, 2, (4,), 1), KVPoll.Success)
+    assert (decode.pool.page(4) == 9).all()
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_pages_of_an_unreachable_writer_come_back_when_its_access_is_revoked(
+    spawn: Factory, start_prefill: Factory, start_decode: Factory
+) -> None:
+    decode, healthy = start_decode(kind="mooncake"), start_prefill(kind="mooncake")
+    decode.manager.engines["mooncake"].settle_s = 0.0
+    transfer(healthy, decode, 99)
+    before = decode.manager.engines["mooncake"].session_id
+    remote = Remote(spawn("prefill", kind="mooncake", delay_s=SLOW_S))
+    remote.process.tell(room=1, pages=list(range(20)), slot=0, value=9)
+    stalled = receive(decode, remote, 1, range(20, 40), 0)
+    until(lambda: (decode.pool.page(20) == 9).all())
+    remote.process.stop()
+    room = 100
+    while not stalled.drained:  # traffic of other prefills goes on
+        room += 1
+        transfer(healthy, decode, room, dst=(5, 6, 7))
+        assert room < 10_000
+    assert decode.manager.engines["mooncake"].session_id != before
+    transfer(healthy, decode, 50, dst=(20, 21, 22))
+    remote.process.resume()
+    assert remote.process.read()["state"] == KVPoll.Failed
+    assert (decode.pool.page(22) == 52).all()
+    assert (decode.pool.page(39) == CANARY).all()

@@ -7,8 +7,8 @@
     3. Prefill writes and says Success, or Failed.
 
 When a room fails after its pages were published they are quarantined: `drained` becomes true when
-the writer says that it has stopped, or has certainly ended. Prefills with live rooms are pinged; a
-silent one is probed, and all its rooms fail when its process has ended or was replaced.
+the writer says that it has stopped, or has certainly ended (watch.py), or has lost its access
+(renewal.py).
 """
 
 from __future__ import annotations
@@ -19,27 +19,23 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pd_worker.errors import TransferError, WireError
+from pd_worker.errors import WireError
 from pd_worker.transfer import wire
 from pd_worker.transfer.args import PROTOCOL_VERSION, KVArgs, LinkOptions, RankAddress
 from pd_worker.transfer.common import CommonKVManager
-from pd_worker.transfer.directory import server_info
 from pd_worker.transfer.engine import TransferEngine
 from pd_worker.transfer.links import ACK_TIMEOUT_S, Link, PrefillPeer
 from pd_worker.transfer.mailbox import Endpoint
 from pd_worker.transfer.poll import NAMES, TERMINAL, KVPoll
-from pd_worker.transfer.probe import Door, knock
 from pd_worker.transfer.quarantine import Quarantine
 from pd_worker.transfer.receiver import KVReceiver
+from pd_worker.transfer.renewal import Renewal
+from pd_worker.transfer.watch import LinkTable
 
 logger = logging.getLogger(__name__)
 
-SILENT_S = 2.0
-"""After this long without a word a prefill with live rooms is probed."""
 REPEAT_INFO_S = 5.0
 REPEAT_ABORT_S = 1.0
-FORGET_S = 60.0
-"""A prefill without rooms is pinged and remembered for so long."""
 
 
 class DecodeKVManager(CommonKVManager):
@@ -61,7 +57,8 @@ class DecodeKVManager(CommonKVManager):
         self.quarantine = Quarantine()
         self._receivers: dict[int, KVReceiver] = {}
         self._peers: dict[tuple[Endpoint, int], PrefillPeer] = {}
-        self._links: dict[str, Link] = {}
+        self._links = LinkTable(self)
+        self._renewal = Renewal(self)
         self._acks: dict[str, asyncio.Future[wire.RegisterAck]] = {}
         self._handlers: dict[type, Callable[..., None]] = {
             wire.RegisterAck: self._on_register_ack,
@@ -100,9 +97,7 @@ class DecodeKVManager(CommonKVManager):
         handler = self._handlers.get(type(message))
         if handler is None:
             raise WireError(f"a decode worker was sent {type(message).__name__}")
-        link = self._links.get(message.sender)
-        if link is not None:
-            link.heard = time.monotonic()
+        self._links.heard_of(message.sender)
         handler(message)
 
     # Called by receivers (ReceiverHost):
@@ -225,17 +220,14 @@ class DecodeKVManager(CommonKVManager):
             peer = self._peers[key] = PrefillPeer(server, dp_rank, self)
         return peer
 
+    async def admission(self) -> None:
+        """Wait until new transfers may start."""
+        await self._renewal.over()
+
     def link_to(self, server: Endpoint, rank: RankAddress) -> Link:
-        """The link to that process, an existing one if there is."""
-        link = self._links.get(rank.incarnation)
-        if link is not None and link.lost:
-            raise TransferError(f"prefill {link.endpoint} has ended and is still listed")
-        if link is None:
-            endpoint = Endpoint(rank.rank_ip, rank.rank_port)
-            link = Link(server=server, endpoint=endpoint, incarnation=rank.incarnation)
-            self._links[rank.incarnation] = link
-        link.used = time.monotonic()
-        return link
+        """The link to that process, an existing one if there is. Raises TransferError if it has
+        ended."""
+        return self._links.find(server, rank)
 
     async def register(self, link: Link) -> wire.RegisterAck:
         """Send Register and wait for the answer; raises TimeoutError."""
@@ -266,22 +258,9 @@ class DecodeKVManager(CommonKVManager):
 
     def replaced(self, link: Link) -> None:
         """Another process has taken the link's place: its rooms fail. Its pages stay held."""
-        self._lose(link, "was replaced by another process")
+        self._links.lose(link, "was replaced by another process")
 
-    def _lose(self, link: Link, what: str) -> None:
-        if link.lost:
-            return
-        link.lost = True
-        logger.warning("prefill=%s %s", link.endpoint, what)
-        for receiver in list(self._receivers.values()):
-            if receiver.link is link:
-                receiver.fail(f"prefill worker {link.endpoint} {what}", tell=False)
-
-    def _settle_s(self, link: Link) -> float:
-        engine = self.engines.get(link.engine)
-        return 0.0 if engine is None else engine.settle_s
-
-    # Liveness:
+    # The watch over links (WatchHost, RenewalHost):
 
     def _on_tick(self, now: float) -> None:
         for held in self.quarantine.unanswered(now, REPEAT_ABORT_S):
@@ -290,25 +269,29 @@ class DecodeKVManager(CommonKVManager):
         for receiver in live:
             if receiver.published_at and now - receiver.published_at > REPEAT_INFO_S:
                 self._send_info(receiver)
-        used = {r.link for r in live if r.link is not None} | {h.link for h in self.quarantine}
-        for link in list(self._links.values()):
-            self._tend(link, now, link in used)
+        linked = {receiver.link for receiver in live if receiver.link is not None}
+        self._links.tick(now, linked | {held.link for held in self.quarantine})
+        self._renewal.tick(now, self.quarantine, self.engines, self._links, live=bool(linked))
         self._release()
 
-    def _tend(self, link: Link, now: float, used: bool) -> None:
-        """Ping a link, probe it when it is silent, forget it when nobody uses it."""
-        if used:
-            link.used = now
-        elif link.lost or now - link.used > FORGET_S:
-            self._drop(link)
-            return
-        self.send(link.endpoint, wire.Ping(sender=self.incarnation))
-        if now - link.heard > SILENT_S and not link.probing:
-            link.probing = True
-            self.control.spawn(self._probe(link), "probe")
+    def gone(self, link: Link) -> bool:
+        """Whether the link's engine knows that the process has ended."""
+        engine = self.engines.get(link.engine)
+        return engine is not None and engine.gone(link.session)
 
-    def _drop(self, link: Link) -> None:
-        del self._links[link.incarnation]
+    def lost(self, link: Link, what: str) -> None:
+        """Nothing more will come of the link: its rooms fail."""
+        for receiver in list(self._receivers.values()):
+            if receiver.link is link:
+                receiver.fail(f"prefill worker {link.endpoint} {what}", tell=False)
+
+    def ended(self, link: Link) -> None:
+        """The process has certainly ended."""
+        self.quarantine.writer_ended(link, time.monotonic() + self._settle_s(link))
+        self._release()
+
+    def dropped(self, link: Link) -> None:
+        """Nobody uses the link any more."""
         self.control.mailbox.drop(link.endpoint)
         if link.session and link.engine in self.engines:
             self.engines[link.engine].reset(link.session)
@@ -316,35 +299,14 @@ class DecodeKVManager(CommonKVManager):
             if peer.idle and (peer.link is link or peer.link is None):
                 del self._peers[key]
 
-    async def _probe(self, link: Link) -> None:
-        try:
-            await self._examine(link)
-        finally:
-            link.probing = False
+    def revoked(self, engine: TransferEngine) -> None:
+        """Writers that know the engine's old session reach nothing any more."""
+        for link in {held.link for held in self.quarantine if held.link.engine == engine.name}:
+            self.quarantine.writer_ended(link, time.monotonic() + engine.settle_s)
 
-    async def _examine(self, link: Link) -> None:
-        """Find out whether a silent process has ended, or was replaced behind its address."""
+    def _settle_s(self, link: Link) -> float:
         engine = self.engines.get(link.engine)
-        ended = engine is not None and engine.gone(link.session)
-        door = Door.CLOSED if ended else await knock(link.endpoint)
-        if door is Door.CLOSED:
-            self._ended(link)
-        elif await self._is_replaced(link):
-            self._lose(link, "was replaced by another process")
-            if door is Door.SILENT:
-                self._ended(link)
-
-    async def _is_replaced(self, link: Link) -> bool:
-        try:
-            info = await server_info(self.control.http, link.server)
-        except TransferError:
-            return False
-        return link.incarnation not in info.incarnations
-
-    def _ended(self, link: Link) -> None:
-        self._lose(link, "died")
-        self.quarantine.writer_ended(link, time.monotonic() + self._settle_s(link))
-        self._release()
+        return 0.0 if engine is None else engine.settle_s
 
     def _release(self) -> None:
         for room in self.quarantine.release(time.monotonic()):

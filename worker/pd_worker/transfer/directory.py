@@ -14,6 +14,7 @@ from pd_worker.transfer.mailbox import Endpoint
 T = TypeVar("T")
 MAX_ANSWER_NBYTES = 64 << 10
 FORBIDDEN = (401, 403)
+SENTINEL = (-1, -1, -1, -1)
 
 
 async def _get(
@@ -30,7 +31,7 @@ async def _get(
         raise TransferError(f"bootstrap server {server}: {error}") from error
     if answer.status in FORBIDDEN:
         raise PairingError(f"bootstrap server {server} refused our token; secrets differ")
-    if answer.status == 404:
+    if answer.status == 404 and ranks != SENTINEL:
         raise PairingError(f"bootstrap server {server} knows no prefill rank dp={ranks[0]}")
     if answer.status != 200:
         raise TransferError(f"bootstrap server {server}: HTTP {answer.status} {body[:200]!r}")
@@ -42,7 +43,7 @@ async def _get(
 
 async def server_info(http: aiohttp.ClientSession, server: Endpoint) -> PrefillServerInfo:
     """The prefill instance. Raises TransferError (try again) or PairingError (do not)."""
-    info = await _get(http, server, (-1, -1, -1, -1), PrefillServerInfo)
+    info = await _get(http, server, SENTINEL, PrefillServerInfo)
     if info.protocol_version != PROTOCOL_VERSION:
         raise PairingError(
             f"protocol version differs: prefill has {info.protocol_version}, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from pd_worker.errors import TransferError
 from pd_worker.transfer.blocks import Addresses
 
 
@@ -20,6 +21,8 @@ class TransferEngine(ABC):
     """Whether memory that is only read by writes has to be registered as well."""
     settle_s = 0.0
     """How long bytes may still arrive after the writer died or a write of its broke off."""
+    renewable = False
+    """Whether `renew` works."""
 
     @property
     @abstractmethod
@@ -56,6 +59,13 @@ class TransferEngine(ABC):
     def gone(self, session_id: str) -> bool:
         """True only where it is certain that the process behind the session has ended."""
         return False
+
+    def renew(self) -> None:
+        """Open the registered regions under a new `session_id` and shut them under the old one.
+
+        May block. Raises TransferError; then both ids may be dead.
+        """
+        raise TransferError(f"{self.name} cannot take access back")
 
     def reset(self, session_id: str) -> None:  # noqa: B027 (most engines cache nothing)
         """Forget what is cached of a peer, after a failed write or when the peer is gone."""

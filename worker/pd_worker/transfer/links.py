@@ -42,13 +42,20 @@ class Link:
     heard: float = 0.0
     used: float = 0.0
     probing: bool = False
+    unreachable: bool = False
+    """Nothing answered at the last probe, not even its machine."""
+    stale: bool = False
+    """It has to be told our sessions again before it is used."""
     lost: bool = False
-    """Its process has ended or was replaced."""
+    """It was given up, and its rooms have failed; it may be found again."""
+    dead: bool = False
+    """Its process has certainly ended."""
 
     @property
     def fresh(self) -> bool:
         """Whether it can be used without looking it up again."""
-        return not self.lost and time.monotonic() - self.heard < FRESH_S
+        known = not self.lost and not self.stale and bool(self.engine)
+        return known and time.monotonic() - self.heard < FRESH_S
 
 
 class Waiter(Protocol):
@@ -68,9 +75,12 @@ class PeerHost(Protocol):
 
     control: Control
 
+    async def admission(self) -> None:
+        """Wait until new transfers may start."""
+
     def link_to(self, server: Endpoint, rank: RankAddress) -> Link:
-        """The link to that process, an existing one if there is. Raises TransferError if the
-        process is known to have ended."""
+        """The link to that process, an existing one if there is. Raises TransferError if it has
+        ended."""
 
     async def register(self, link: Link) -> wire.RegisterAck:
         """Send Register and wait for the answer; raises TimeoutError."""
@@ -146,6 +156,7 @@ class PrefillPeer:
 
     async def _introduce(self) -> Link:
         """Look the prefill up and register with it."""
+        await self._host.admission()
         http = self._host.control.http
         info = await server_info(http, self.server)
         rank = await rank_address(http, self.server, self.dp_rank)
@@ -165,7 +176,7 @@ class PrefillPeer:
             ) from error
         if ack.refusal:
             raise PairingError(ack.refusal)
-        link.engine, link.session = ack.engine, ack.session
+        link.engine, link.session, link.stale = ack.engine, ack.session, False
         link.heard = link.used = time.monotonic()
         return link
 

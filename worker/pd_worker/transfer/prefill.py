@@ -24,18 +24,13 @@ from pd_worker.transfer.engine import TransferEngine
 from pd_worker.transfer.lease import Lease
 from pd_worker.transfer.mailbox import Endpoint
 from pd_worker.transfer.poll import NAMES, TERMINAL, KVPoll
-from pd_worker.transfer.probe import Door, knock
-from pd_worker.transfer.recent import Recent
+from pd_worker.transfer.rendezvous import Rendezvous
 from pd_worker.transfer.sender import KVSender, Target
-from pd_worker.transfer.sessions import Session, SessionTable
+from pd_worker.transfer.session import Session
+from pd_worker.transfer.sessions import SessionTable
 
 logger = logging.getLogger(__name__)
 
-MAX_EARLY = 8192
-SILENT_S = 2.5
-"""Of a decode with live rooms, which pings twice a second; then its socket is probed."""
-FORGET_S = 10.0
-"""Of a decode without rooms here. One that lives registers again when it needs us."""
 STRANGER_S = 5.0
 STOP_WRITERS_S = 5.0
 
@@ -58,10 +53,9 @@ class PrefillKVManager(CommonKVManager):
             if engine.registers_source:
                 engine.register(args.kv_ptr, args.kv_nbytes)
                 engine.register(args.meta_ptr, args.meta_nbytes)
-        self.sessions = SessionTable(args, self.engines, self.incarnation, self.tally)
+        self.sessions = SessionTable(args, self.engines, self)
         self._senders: dict[int, KVSender] = {}
-        self._early: Recent[wire.TransferInfo] = Recent(MAX_EARLY, options.bootstrap_timeout_s)
-        self._tombstones: Recent[str] = Recent(MAX_EARLY, options.bootstrap_timeout_s)
+        self._rendezvous = Rendezvous(options.bootstrap_timeout_s)
         self._handlers: dict[type, Callable[..., None]] = {
             wire.Register: self._on_register,
             wire.TransferInfo: self._on_transfer_info,
@@ -111,7 +105,7 @@ class PrefillKVManager(CommonKVManager):
         return {
             "kv_rooms": len(self.rooms),
             "kv_sessions": len(self.sessions),
-            "kv_early_transfer_infos": len(self._early),
+            "kv_early_transfer_infos": len(self._rendezvous),
             "kv_draining_rooms": sum(s.cleared for s in list(self._senders.values())),
             "kv_writer_threads": sum(s.writing for s in self.sessions),
         }
@@ -138,8 +132,6 @@ class PrefillKVManager(CommonKVManager):
         handler(message)
 
     def _on_register(self, hello: wire.Register) -> None:
-        for old in self.sessions.replaced_by(hello):
-            self._end_session(old, "the decode worker was replaced")
         ack = self.sessions.register(hello)
         peer = Endpoint(hello.host, hello.port)
         self.send(peer, ack)
@@ -166,16 +158,16 @@ class PrefillKVManager(CommonKVManager):
             self._match(sender, session, info)
         elif outcome is not None and outcome.state in TERMINAL:
             self._answer(session, info.room, outcome.state, outcome.reason)
-        elif (reason := self._tombstones.get(info.room)) is not None:
+        elif reason := self._rendezvous.refusal(info.room):
             self._answer(session, info.room, KVPoll.Failed, reason)
         else:
-            for room, lost in self._early.put(info.room, info):
-                self._miss(room, lost)
+            for lost in self._rendezvous.publish(info):
+                self._miss(lost)
 
     def _match(self, sender: KVSender, session: Session, info: wire.TransferInfo) -> None:
         """Bring a sender and decode's TransferInfo together, or answer a repeated one."""
         if sender.target is not None:
-            if sender.target.session is not session:
+            if sender.target.session.incarnation != info.sender:
                 self._answer(session, info.room, KVPoll.Failed, "another decode has this room")
             elif sender.poll() in TERMINAL:
                 self._report(sender)
@@ -197,44 +189,36 @@ class PrefillKVManager(CommonKVManager):
         """A new sender: look for what came before it."""
         self._senders[sender.room] = sender
         sender.timer.arm(self.options.bootstrap_timeout_s, partial(self._never_matched, sender))
-        info = self._early.pop(sender.room)
-        session = None if info is None else self.sessions.get(info.sender)
+        info, reason = self._rendezvous.meet(sender.room)
+        session = None if info is None else self.sessions.peek(info.sender)
         if info is not None and session is not None:
             self._match(sender, session, info)
-        reason = self._tombstones.pop(sender.room)
-        if reason is not None:
+        if reason:
             sender.fail(reason)
 
     def _on_abort(self, abort: wire.Abort) -> None:
         session = self.sessions.get(abort.sender)
         sender = self._senders.get(abort.room)
         if sender is None:
-            self._bury(abort)
+            outcome = self.rooms.outcome(abort.room)
+            if outcome is None or outcome.state not in TERMINAL:
+                self._rendezvous.abort(abort)
         elif sender.target is None:
             sender.fail(f"decode: {abort.reason}")
-        elif sender.target.session is session:
+        elif sender.target.session.incarnation == abort.sender:
             sender.fail(f"decode: {abort.reason}")
             self.drained(sender)
             return
         if session is not None:
             self._tell(session, wire.AbortAck(sender=self.incarnation, room=abort.room))
 
-    def _bury(self, abort: wire.Abort) -> None:
-        """Remember an abort that came before its sender."""
-        info = self._early.get(abort.room)
-        if info is None or info.sender == abort.sender:
-            self._early.pop(abort.room)
-            if self.rooms.outcome(abort.room) is None:
-                self._tombstones.put(abort.room, f"decode: {abort.reason}")
-
     def _reject(self, room: int, reason: str) -> None:
         if self.rooms.outcome(room) is not None:
             return  # the number belongs to another request, which goes on
-        self._tombstones.put(room, f"prefill: {reason}")
-        info = self._early.pop(room)
-        session = None if info is None else self.sessions.get(info.sender)
+        info = self._rendezvous.refuse(room, reason)
+        session = None if info is None else self.sessions.peek(info.sender)
         if session is not None:
-            self._answer(session, room, KVPoll.Failed, f"prefill: {reason}")
+            self._answer(session, room, KVPoll.Failed, self._rendezvous.refusal(room))
 
     def _answer(self, session: Session, room: int, state: int, reason: str) -> None:
         """Tell decode how a room without a writer ended."""
@@ -244,15 +228,17 @@ class PrefillKVManager(CommonKVManager):
             self._tell(session, wire.AbortAck(sender=self.incarnation, room=room))
 
     def _tell(self, session: Session, message: wire.Message) -> None:
-        if not session.over:
-            self.send(session.endpoint, message)
+        """Send to the decode process, which may have registered anew."""
+        current = self.sessions.peek(session.incarnation)
+        if current is not None:
+            self.send(current.endpoint, message)
 
-    def _miss(self, room: int, info: wire.TransferInfo) -> None:
+    def _miss(self, info: wire.TransferInfo) -> None:
         """Decode published pages for a request that never came here."""
-        session = self.sessions.get(info.sender)
+        session = self.sessions.peek(info.sender)
         if session is not None:
-            reason = f"prefill: the request of room {room} never arrived there"
-            self._answer(session, room, KVPoll.Failed, reason)
+            reason = f"prefill: the request of room {info.room} never arrived there"
+            self._answer(session, info.room, KVPoll.Failed, reason)
 
     def _never_matched(self, sender: KVSender) -> None:
         sender.fail(self._late(sender, "TransferInfo", self.options.bootstrap_timeout_s))
@@ -310,33 +296,14 @@ class PrefillKVManager(CommonKVManager):
         if sender.drained:
             self._senders.pop(sender.room, None)
 
-    # Liveness:
-
     def _on_tick(self, now: float) -> None:
-        for room, info in self._early.expire():
-            self._miss(room, info)
-        self._tombstones.expire()
+        for info in self._rendezvous.expire():
+            self._miss(info)
         used = {s.target.session for s in self._senders.values() if s.target is not None}
-        for session in self.sessions:
-            silent_s = now - session.heard
-            if session in used and silent_s > SILENT_S and not session.probing:
-                session.probing = True
-                self.control.spawn(self._probe(session), "probe")
-            elif session not in used and silent_s > FORGET_S:
-                self._end_session(session, "the decode worker is idle")
+        self.sessions.tick(now, used)
 
-    async def _probe(self, session: Session) -> None:
-        try:
-            if session.gone() or await knock(session.endpoint) is Door.CLOSED:
-                self._end_session(session, f"the decode worker {session.endpoint} died")
-        finally:
-            session.probing = False
-
-    def _end_session(self, session: Session, reason: str) -> None:
-        logger.info("decode=%s dropped: %s", session.endpoint, reason)
-        self.sessions.remove(session)
+    def ended_session(self, session: Session, reason: str) -> None:
+        """A decode process is gone or registered anew: its rooms fail."""
         for sender in list(self._senders.values()):
             if sender.target is not None and sender.target.session is session:
                 sender.fail(reason)
-        session.end()
-        self.control.mailbox.drop(session.endpoint)

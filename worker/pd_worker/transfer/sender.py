@@ -19,7 +19,7 @@ from pd_worker.transfer.base import BaseKVSender, Indices
 from pd_worker.transfer.common import Timer
 from pd_worker.transfer.control import Control
 from pd_worker.transfer.poll import TERMINAL, KVPoll, RoomTable
-from pd_worker.transfer.sessions import Chunk, Session
+from pd_worker.transfer.session import Chunk, Session
 from pd_worker.transfer.wire import TransferInfo
 
 

@@ -1,131 +1,48 @@
-"""Prefill's view of the decode processes that registered: checks, engine choice, and their writers.
+"""Prefill's table of decode processes: who is admitted, through which engine, and who still lives.
 
-A session is made on the control thread; its writer thread copies chunks with the session's engine.
+Control thread only. A decode with live rooms pings twice a second; a silent one is probed.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from pd_worker.errors import PairingError
 from pd_worker.transfer import wire
-from pd_worker.transfer.args import PROTOCOL_VERSION, ROOM_NBYTES, KVArgs, mismatch
-from pd_worker.transfer.blocks import Blocks, Pages, PageSlice, page_blocks, single
+from pd_worker.transfer.args import PROTOCOL_VERSION, KVArgs, mismatch
+from pd_worker.transfer.control import Control
 from pd_worker.transfer.engine import TransferEngine
 from pd_worker.transfer.mailbox import Endpoint
+from pd_worker.transfer.probe import Door, knock
+from pd_worker.transfer.session import Session
 from pd_worker.transfer.tally import Tally
-from pd_worker.transfer.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-WRITE_NBYTES = 16 << 20
-"""A write is cut into parts of this size, between which an abort is noticed."""
 MAX_SESSIONS = 1024
+SILENT_S = 2.5
+"""Of a decode with live rooms; then its socket is probed."""
+UNREACHABLE_S = 15.0
+"""After this long without any answer its rooms fail."""
+FORGET_S = 10.0
+"""Of a decode without rooms here. One that lives registers again when it needs us."""
 
 
-class ChunkOwner(Protocol):
-    """The sender, as its chunks see it; called on the writer thread."""
+class SessionHost(Protocol):
+    """What the table uses of its manager."""
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the rest of the chunk need not be written."""
-
-    def written(self, chunk: Chunk, error: str) -> None:
-        """The chunk will not be touched any more; `error` is empty if all of it arrived."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Chunk:
-    """Pages to copy, and the metadata slots (ours, theirs) that follow the last of them."""
-
-    owner: ChunkOwner
-    src_pages: Pages
-    dst_pages: Pages
-    slots: tuple[int, int] | None
-
-
-class Session:
-    """One registered decode process."""
-
-    def __init__(
-        self, hello: wire.Register, engine: TransferEngine, source: KVArgs, tally: Tally
-    ) -> None:
-        self.hello, self.engine = hello, engine
-        self.endpoint = Endpoint(hello.host, hello.port)
-        self.incarnation = hello.sender
-        self.heard = time.monotonic()
-        self.probing = False
-        self.over = False
-        self._source, self._target = source, hello.kv
-        self._remote = hello.sessions[engine.name]
-        self._tally = tally
-        self._writer: Writer[Chunk] = Writer(f"kv-writer-{self.endpoint}", self._work)
+    control: Control
+    tally: Tally
 
     @property
-    def writing(self) -> bool:
-        """Whether its writer thread exists."""
-        return self._writer.alive
+    def incarnation(self) -> str:
+        """Of this process."""
 
-    def put(self, chunk: Chunk) -> bool:
-        """Queue a chunk; False once the session has ended."""
-        return self._writer.put(chunk)
-
-    def discard(self, owner: ChunkOwner) -> int:
-        """Forget the waiting chunks of a sender; returns how many."""
-        return self._writer.discard(lambda chunk: chunk.owner is owner)
-
-    def gone(self) -> bool:
-        """Whether its process has certainly ended, as far as the engine can tell."""
-        return self.engine.gone(self._remote)
-
-    def end(self) -> threading.Thread | None:
-        """Take no more chunks; returns the writer thread where there is one."""
-        self.over = True
-        self.engine.reset(self._remote)
-        return self._writer.stop()
-
-    def _work(self, chunk: Chunk) -> None:
-        started, error = time.monotonic(), ""
-        try:
-            self._copy(chunk)
-        except Exception as fault:  # the thread's edge: fails this request and no other
-            logger.warning("peer=%s write failed: %s", self.endpoint, fault)
-            error = f"write to decode {self.endpoint} failed: {fault}"
-        if error:
-            self.engine.reset(self._remote)
-        self._tally.add("kv_transfer_seconds", time.monotonic() - started)
-        chunk.owner.written(chunk, error)
-
-    def _copy(self, chunk: Chunk) -> None:
-        for blocks in self._plan(chunk):
-            if chunk.owner.cancelled:
-                return
-            self.engine.write(self._remote, blocks.src, blocks.dst, blocks.lengths)
-            self._tally.add("kv_transfer_bytes", float(blocks.lengths.sum()))
-
-    def _plan(self, chunk: Chunk) -> Iterator[Blocks]:
-        """Pages first, then the metadata slot, and its room number by itself at the very end."""
-        part = PageSlice.whole(self._source.page_nbytes)
-        step = max(1, WRITE_NBYTES // part.nbytes)
-        for start in range(0, chunk.src_pages.size, step):
-            yield page_blocks(
-                chunk.src_pages[start : start + step],
-                chunk.dst_pages[start : start + step],
-                src_base=self._source.kv_ptr,
-                dst_base=self._target.kv_ptr,
-                part=part,
-            )
-        if chunk.slots is not None:
-            nbytes = self._source.meta_slot_nbytes
-            src = self._source.meta_ptr + chunk.slots[0] * nbytes
-            dst = self._target.meta_ptr + chunk.slots[1] * nbytes
-            yield single(src + ROOM_NBYTES, dst + ROOM_NBYTES, nbytes - ROOM_NBYTES)
-            yield single(src, dst, ROOM_NBYTES)
+    def ended_session(self, session: Session, reason: str) -> None:
+        """A decode process is gone or registered anew: its rooms fail."""
 
 
 class SessionTable:
@@ -135,11 +52,9 @@ class SessionTable:
         self,
         args: KVArgs,
         engines: Mapping[str, TransferEngine],
-        incarnation: str,
-        tally: Tally,
+        host: SessionHost,
     ) -> None:
-        self._args, self._engines = args, engines
-        self._incarnation, self._tally = incarnation, tally
+        self._args, self._engines, self._host = args, engines, host
         self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -155,29 +70,62 @@ class SessionTable:
             session.heard = time.monotonic()
         return session
 
-    def replaced_by(self, hello: wire.Register) -> list[Session]:
-        """Sessions of earlier processes at the same address."""
+    def peek(self, incarnation: str) -> Session | None:
+        """The session."""
+        return self._sessions.get(incarnation)
+
+    def _end_earlier(self, hello: wire.Register) -> None:
+        """End an earlier process at the same address, or this one with other sessions."""
         address = Endpoint(hello.host, hello.port)
-        return [s for s in self if s.endpoint == address and s.incarnation != hello.sender]
+        for session in self:
+            same = session.endpoint == address or session.incarnation == hello.sender
+            if same and session.hello != hello:
+                self.end(session, "the decode worker registered anew")
 
     def register(self, hello: wire.Register) -> wire.RegisterAck:
         """Admit a decode process, or say why not. Admitting it again changes nothing."""
+        self._end_earlier(hello)
         session = self._sessions.get(hello.sender)
         try:
-            if session is None or session.hello != hello:
+            if session is None:
                 session = self._admit(hello)
         except PairingError as error:
             logger.warning("decode=%s:%d refused: %s", hello.host, hello.port, error)
-            return wire.RegisterAck(sender=self._incarnation, refusal=str(error))
+            return wire.RegisterAck(sender=self._host.incarnation, refusal=str(error))
         session.heard = time.monotonic()
         engine = session.engine
         return wire.RegisterAck(
-            sender=self._incarnation, engine=engine.name, session=engine.session_id
+            sender=self._host.incarnation, engine=engine.name, session=engine.session_id
         )
 
-    def remove(self, session: Session) -> None:
-        """Forget a session."""
+    def end(self, session: Session, reason: str) -> None:
+        """Forget a session; its rooms fail."""
+        logger.info("decode=%s dropped: %s", session.endpoint, reason)
         self._sessions.pop(session.incarnation, None)
+        self._host.ended_session(session, reason)
+        session.end()
+        self._host.control.mailbox.drop(session.endpoint)
+
+    def tick(self, now: float, used: set[Session]) -> None:
+        """Probe silent sessions that have rooms, forget those that have none."""
+        for session in self:
+            silent_s = now - session.heard
+            if session in used and silent_s > SILENT_S and not session.probing:
+                session.probing = True
+                self._host.control.spawn(self._probe(session), "probe")
+            elif session not in used and silent_s > FORGET_S:
+                self.end(session, "the decode worker is idle")
+
+    async def _probe(self, session: Session) -> None:
+        try:
+            door = Door.CLOSED if session.gone() else await knock(session.endpoint)
+        finally:
+            session.probing = False
+        silent_s = time.monotonic() - session.heard
+        if door is Door.CLOSED:
+            self.end(session, f"the decode worker {session.endpoint} died")
+        elif door is Door.SILENT and silent_s > UNREACHABLE_S:
+            self.end(session, f"the decode worker {session.endpoint} cannot be reached")
 
     def _admit(self, hello: wire.Register) -> Session:
         if hello.version != PROTOCOL_VERSION:
@@ -185,16 +133,14 @@ class SessionTable:
                 f"protocol version differs: prefill has {PROTOCOL_VERSION}, "
                 f"decode has {hello.version}"
             )
-        if hello.target != self._incarnation:
+        if hello.target != self._host.incarnation:
             raise PairingError("this prefill worker has restarted; look it up again")
         problem = mismatch(self._args, hello.kv)
         if problem:
             raise PairingError(problem)
-        if hello.sender in self._sessions:
-            raise PairingError("this decode worker has registered otherwise before")
         if len(self._sessions) >= MAX_SESSIONS:
             raise PairingError("too many decode workers are registered")
-        session = Session(hello, self._choose(hello), self._args, self._tally)
+        session = Session(hello, self._choose(hello), self._args, self._host.tally)
         self._sessions[hello.sender] = session
         logger.info("decode=%s registered, engine=%s", session.endpoint, session.engine.name)
         return session

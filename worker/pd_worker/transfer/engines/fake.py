@@ -59,6 +59,7 @@ class TamperedEngine(TransferEngine):
         self.name = inner.name
         self.registers_source = inner.registers_source
         self.settle_s = inner.settle_s
+        self.renewable = inner.renewable
         self._lock = threading.Lock()
         self.writes = 0
 
@@ -85,6 +86,9 @@ class TamperedEngine(TransferEngine):
 
     def gone(self, session_id: str) -> bool:
         return self._inner.gone(session_id)
+
+    def renew(self) -> None:
+        self._inner.renew()
 
     def reset(self, session_id: str) -> None:
         self._inner.reset(session_id)

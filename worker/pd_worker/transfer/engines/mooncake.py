@@ -63,6 +63,7 @@ class MooncakeEngine(TransferEngine):
 
     name = "mooncake"
     settle_s = float(WRITE_TIMEOUT_S)
+    renewable = True
 
     def __init__(
         self, host: str, *, protocol: Literal["tcp", "rdma"] = "tcp", device: str = ""
@@ -76,7 +77,6 @@ class MooncakeEngine(TransferEngine):
         self._idle: list[tuple[str, Any]] = []  # session written to last, instance
         self._closed = False
         self._target = self._start()
-        self._session_id = f"{_bracketed(host)}:{self._target.get_rpc_port()}"
 
     def _start(self) -> Any:
         instance = self._module.TransferEngine()
@@ -90,7 +90,7 @@ class MooncakeEngine(TransferEngine):
 
     @property
     def session_id(self) -> str:
-        return self._session_id
+        return f"{_bracketed(self._host)}:{self._target.get_rpc_port()}"
 
     def register(self, addr: int, nbytes: int) -> None:
         with self._lock:
@@ -136,6 +136,14 @@ class MooncakeEngine(TransferEngine):
     def _give_back(self, session_id: str, instance: Any) -> None:
         with self._lock:
             self._idle.append((session_id, instance))
+
+    def renew(self) -> None:
+        fresh = self._start()
+        with self._lock:
+            old, self._target = self._target, fresh
+            for addr, nbytes in self._regions.items():
+                old.unregister_memory(addr)
+                _register(fresh, addr, nbytes)
 
     def close(self) -> None:
         self._closed = True
