@@ -45,7 +45,7 @@ PDSERVE = Names(
     itl="pdserve_itl_seconds",
     prompt_tokens="pdserve_prompt_tokens_total",
     cached_tokens="pdserve_cached_tokens_total",
-    output_tokens="pdserve_output_tokens_total",
+    output_tokens="pdserve_generation_tokens_total",
     busy_seconds="pdserve_busy_seconds_total",
     busy=(
         "pdserve_num_retracted_reqs",
