@@ -6,12 +6,10 @@ their answers, which count workers, become pods.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pd_operator import names, rollout, scaling
-from pd_operator.api.markers import IntOrPercent
 from pd_operator.conditions import Judgement, no, unknown, yes
 from pd_operator.desired import initial_pods
 from pd_operator.drain import Drain, drain
@@ -27,6 +25,7 @@ from pd_operator.growth import (
 from pd_operator.objects.meta import digest
 from pd_operator.objects.workers import pairing_hash, template_hash
 from pd_operator.observed import Observed, Pod, Workload, seconds
+from pd_operator.quantity import share
 from pd_operator.resource import Resource
 from pd_operator.roster import crews, fleet_of
 
@@ -215,15 +214,10 @@ def _role_goal(
     return rollout.RoleGoal(
         replicas=size,
         key=pairing_hash(resource),
-        max_surge=0 if is_external(resource, role) else _share(spec.max_surge, size, math.ceil),
-        max_unavailable=_share(spec.max_unavailable, size, math.floor),
+        max_surge=0 if is_external(resource, role) else share(spec.max_surge, size, up=True),
+        max_unavailable=share(spec.max_unavailable, size),
         devices=devices(resource, role),
     )
-
-
-def _share(value: IntOrPercent, of: int, whole: Callable[[float], int]) -> int:
-    text = str(value)
-    return whole(of * int(text[:-1]) / 100) if text.endswith("%") else int(text)
 
 
 def _resumed(resource: Resource, revision: str, now: float) -> rollout.Progress | None:

@@ -9,7 +9,8 @@ OperatorError
 │   ├── Forbidden     403: a permission is missing
 │   ├── Refused       400 or 422: the object is wrong and will be wrong next time
 │   └── Unreachable   no answer, 429 or 5xx: try again later
-└── ForeignObject     an object of a child's name belongs to someone else
+├── ForeignObject     an object of a child's name belongs to someone else
+└── CommandFailed     kubectl said no; only in the plugin
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ class ForeignObject(OperatorError):
             f"{kind} {name} exists and belongs to someone else: delete it or rename this deployment"
         )
         self.kind, self.name = kind, name
+
+
+class CommandFailed(OperatorError):
+    """The message is what kubectl said."""

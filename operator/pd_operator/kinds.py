@@ -35,6 +35,7 @@ STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 POD = Kind("v1", "Pod", "pods")
 SECRET = Kind("v1", "Secret", "secrets")
+CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ACCESS_REVIEW = Kind(

@@ -43,14 +43,17 @@ Pair = tuple[int, int]
 """Partitions of prefill and decode."""
 
 
-def lowest(prefill: Part, decode: Part) -> Pair:
-    """The lowest partitions that are allowed now; the released ones where none is lower."""
+def lowest(prefill: Part, decode: Part, *, growing: bool = False) -> Pair:
+    """The lowest partitions that are allowed now; the released ones where none is lower.
+
+    `growing`: workers that are yet to come will allow more.
+    """
     search = _Search(prefill, decode)
     start = prefill.released, decode.released
     if search.allows((0, 0)):
         return 0, 0
     found = search.lowered(start)
-    return found if found != start else _unlocked(prefill, decode)
+    return found if growing or found != start else _unlocked(prefill, decode)
 
 
 class _Search:

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 from pd_operator.cluster import Cluster
 from pd_operator.errors import OperatorError
-from pd_operator.kinds import ALWAYS, EVENT, LEASE, PDDEPLOYMENT, POD, SECRET, Kind
+from pd_operator.kinds import (
+    ALWAYS,
+    CONTROLLER_REVISION,
+    EVENT,
+    LEASE,
+    PDDEPLOYMENT,
+    POD,
+    SECRET,
+    Kind,
+)
 
 READ = ("get", "list", "watch")
 OWN = (*READ, "create", "patch", "delete")
@@ -38,6 +47,8 @@ def needs(namespaces: tuple[str, ...], optional: frozenset[Kind], lease: str) ->
             yield Need(verb, POD, namespace=namespace)
         for verb in ("get", "create"):
             yield Need(verb, SECRET, namespace=namespace)
+        for verb in ("list", "create", "patch", "delete"):
+            yield Need(verb, CONTROLLER_REVISION, namespace=namespace)
         yield Need("create", EVENT, namespace=namespace)
         for kind in (*ALWAYS, *sorted(optional)):
             for verb in OWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -38,3 +39,12 @@ def equal(a: object, b: object) -> bool:
         return parse(a) == parse(b)
     except ValueError:
         return False
+
+
+def share(value: int | str, of: int, *, up: bool = False) -> int:
+    """A number or a percentage of `of`, rounded up or down."""
+    text = str(value)
+    if not text.endswith("%"):
+        return int(text)
+    exact = of * Decimal(text[:-1]) / 100
+    return math.ceil(exact) if up else math.floor(exact)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pd_operator import names
+from pd_operator.archive import Archive
 from pd_operator.cluster import Cluster
 from pd_operator.conditions import Judgement, Verdict, yes
 from pd_operator.decisions import Decisions, Thread, decide
@@ -58,6 +59,8 @@ class Memory:
     """By kind and name: hash and version of what was applied."""
     thread: Thread = field(default_factory=Thread)
     restarts: Restarts = field(default_factory=dict)
+    archived: str = ""
+    """The revision that was written down last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class Reconciler:
         self._cluster, self._store, self._queue = tools.cluster, tools.store, tools.queue
         self._journal, self._telemetry = tools.journal, tools.telemetry
         self._prober = tools.prober
+        self._archive = Archive(tools.cluster, tools.telemetry)
         self._around, self._resync_s = around, resync_s
         self._memories: dict[Key, Memory] = {}
 
@@ -148,6 +152,7 @@ class Reconciler:
             if plan.leftovers:
                 waits.append(LEFTOVER_S)
             await self._act(resource, plan, memory)
+            await self._keep(resource, body, decisions.revision, memory)
             await self._tend(resource, relabels(resource, observed, decisions.drains, now))
             await self._delete(resource, (*decisions.replaced, *regrouping.deletes))
         except (ForeignObject, Refused, Forbidden) as error:
@@ -162,6 +167,15 @@ class Reconciler:
             return Sight()
         self._prober.follow(resource.key, targets(resource, observed))
         return self._prober.sight(resource.key)
+
+    async def _keep(
+        self, resource: Resource, body: Manifest, revision: str, memory: Memory
+    ) -> None:
+        """The status is written later, so that a revision that it names has been kept."""
+        if revision in (memory.archived, resource.status.get("updateRevision")):
+            return
+        await self._archive.keep(resource, body, revision)
+        memory.archived = revision
 
     async def _tend(self, resource: Resource, relabels: Iterable[Relabel]) -> None:
         for each in relabels:

@@ -36,15 +36,20 @@ def render(options: RenderOptions) -> int:
 def rendered(body: Manifest, namespace: str, choices: Choices) -> Iterator[Manifest]:
     """The children of one deployment, the Secret included. There is no owner to refer to yet, so
     that whoever applies them owns them. Raises InvalidSpec, also for unknown fields."""
-    unknown = list(unknown_fields(body.get("spec") or {}, _spec_schema(), "spec"))
-    if unknown:
-        raise InvalidSpec(f"unknown field {', '.join(unknown)}")
+    refuse_unknown(body)
     meta = {"namespace": namespace} | (body.get("metadata") or {})
     resource = Resource.parse(body | {"metadata": meta})
     for manifest in [secret(resource, secrets.token_hex(32)), *desired_state(resource, choices)]:
         if not resource.uid:
             del manifest["metadata"]["ownerReferences"]
         yield manifest
+
+
+def refuse_unknown(body: Manifest) -> None:
+    """Raises InvalidSpec where the spec has a field that the API server would drop."""
+    unknown = list(unknown_fields(body.get("spec") or {}, _spec_schema(), "spec"))
+    if unknown:
+        raise InvalidSpec(f"unknown field {', '.join(unknown)}")
 
 
 def unknown_fields(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:

@@ -213,6 +213,11 @@ class _Role:
         newest = max((slot.ordinal + 1 for slot in self.slots if slot.new), default=0)
         return max(self._own.replicas + (0 if self.held else self._surge), newest)
 
+    @property
+    def grows(self) -> bool:
+        """It is about to have more workers."""
+        return self.replicas > self._fleet.replicas
+
     def _without_excess(self) -> int:
         ready = sum(slot.ready for slot in self.slots)
         required = min(self._own.replicas, ready)
@@ -241,7 +246,8 @@ def _partitions(goal: Goal, prefill: _Role, decode: _Role) -> tuple[int, int]:
         return prefill.released, decode.released
     if goal.strategy == "Recreate":
         return 0, 0
-    return lowest(prefill.part, decode.part)
+    growing = prefill.grows or decode.grows
+    return lowest(prefill.part, decode.part, growing=growing)
 
 
 def _tell(goal: Goal, prefill: _Role, decode: _Role) -> tuple[Phase, Reason, str]:
