@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from pd_worker.memory.pages import Pages
 
 Checksum = Callable[[Pages], int | None]
@@ -20,7 +22,7 @@ class SavedPages(Protocol):
     """Where the bytes of pages are (the KV pool)."""
 
     def save(self, pages: Pages) -> Any:
-        """A contiguous host copy of the pages, as a buffer."""
+        """A host copy of the pages that numpy can read."""
 
 
 def no_checksum(pages: Pages) -> None:
@@ -29,4 +31,4 @@ def no_checksum(pages: Pages) -> None:
 
 def crc32_checksum(store: SavedPages) -> Checksum:
     """The CRC-32 of the pages' bytes."""
-    return lambda pages: zlib.crc32(store.save(pages))
+    return lambda pages: zlib.crc32(np.ascontiguousarray(store.save(pages)))
