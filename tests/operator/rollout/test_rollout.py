@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pd_operator.fleet import Fleet
+from pd_operator.fleet import Fleet, Worker
 from pd_operator.rollout import Goal, Now, RoleGoal, RoleStep, step
 from tests.operator.rollout.statefulsets import Template, World
 
@@ -284,3 +284,14 @@ def test_suspended_deployment_has_no_workers():
     found.goal = goal(0, 0)
     found.settle()
     assert found.uids() == [set(), set()]
+
+
+def test_nothing_is_released_before_the_surge_has_come():
+    old = Worker(ordinal=0, new=False, key="a", state="ready")
+    fleet = Fleet(replicas=1, current=False, workers=(old,))
+    goal = RoleGoal(replicas=1, key="b", max_surge=1)
+    first = step(
+        Goal(prefill=goal, decode=goal), Now(prefill=fleet, decode=fleet), None, clock=0.0
+    )
+    assert (first.prefill.replicas, first.prefill.partition) == (2, 1)
+    assert (first.decode.replicas, first.decode.partition) == (2, 1)

@@ -1,0 +1,96 @@
+"""The store: whose objects are whose, which version wins, what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pd_operator import names
+from pd_operator.kinds import ALWAYS, PDDEPLOYMENT, POD, STATEFUL_SET
+from pd_operator.resource import Key
+from pd_operator.store import Store, owner_key, trimmed
+from tests.operator.builders import deployment, pod, resource
+
+SERVICES = ALWAYS[2]
+KEY = Key("llm", "m")
+
+
+def service(name: str, version: int = 1, uid: str = "u", **meta: Any) -> dict[str, Any]:
+    labels = {names.DEPLOYMENT: "m"}
+    base = {"name": name, "namespace": "llm", "uid": uid, "resourceVersion": str(version)}
+    return {"kind": "Service", "metadata": base | {"labels": labels} | meta}
+
+
+OWNER = {"kind": "PDDeployment", "name": "m", "uid": "x", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("meta", "key"),
+    [
+        ({}, KEY),
+        ({"labels": {}}, None),
+        ({"labels": {}, "ownerReferences": [OWNER]}, KEY),
+        ({"labels": {names.DEPLOYMENT: "forged"}, "ownerReferences": [OWNER]}, KEY),
+        ({"ownerReferences": [OWNER | {"kind": "Other", "name": "o"}]}, KEY),
+    ],
+    ids=["label", "nothing", "owner", "owner wins", "another owner"],
+)
+def test_objects_belong_by_owner_or_label(meta: dict[str, Any], key: Key | None) -> None:
+    assert owner_key(service("s", **meta)) == key
+
+
+def test_a_deployment_is_its_own() -> None:
+    store = Store()
+    assert store.put(PDDEPLOYMENT, deployment()) == KEY
+    assert store.deployment(KEY) is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "uid", "kept"), [(4, "u", "5"), (6, "u", "6"), (2, "other", "2")],
+    ids=["older", "newer", "another incarnation"],
+)  # fmt: skip
+def test_the_newest_version_of_an_incarnation_is_kept(version: int, uid: str, kept: str) -> None:
+    store = Store()
+    store.put(SERVICES, service("s", 5))
+    store.put(SERVICES, service("s", version, uid))
+    assert store.of(KEY, SERVICES)["s"]["metadata"]["resourceVersion"] == kept
+
+
+def test_a_late_deletion_leaves_the_successor() -> None:
+    store = Store()
+    store.put(SERVICES, service("s", 9, "new"))
+    store.drop(SERVICES, service("s", 8, "old"))
+    assert "s" in store.of(KEY, SERVICES)
+
+
+def test_a_list_replaces_what_is_known_in_its_namespace_only() -> None:
+    store = Store()
+    store.put(SERVICES, service("a"))
+    store.put(SERVICES, service("b", namespace="other"))
+    assert store.replace(SERVICES, [service("c")], "llm") == {KEY}
+    assert set(store.of(KEY, SERVICES)) == {"c"}
+    assert set(store.of(Key("other", "m"), SERVICES)) == {"b"}
+
+
+def test_nothing_stays_of_a_deployment_that_is_gone() -> None:
+    store = Store()
+    store.put(SERVICES, service("a"))
+    store.drop(SERVICES, service("a"))
+    assert store.keys() == []
+
+
+def test_of_managed_fields_only_the_owners_of_replicas_are_kept() -> None:
+    managers = [
+        {"manager": "hpa", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "us", "fieldsV1": {"f:spec": {"f:template": {}}}},
+    ]
+    slim = trimmed(STATEFUL_SET, service("s", managedFields=managers))
+    assert slim["replicasOwners"] == ["hpa"]
+    assert "managedFields" not in slim["metadata"]
+
+
+def test_of_pods_the_spec_is_dropped() -> None:
+    made = pod(resource(), "prefill", 0)
+    made["spec"] = {"nodeName": "n", "containers": [1, 2, 3]}
+    assert trimmed(POD, made)["spec"] == {"nodeName": "n"}
