@@ -31,8 +31,10 @@ class Verdict:
 
     wanted: Mapping[names.Role, int]
     """Workers of each role, without a surge."""
+    templates: Mapping[names.Role, str]
+    """Hash of each role's wanted pod template."""
     revision: str
-    """Names both wanted templates."""
+    """Names both of them."""
     rollout: Judgement
     """RolloutComplete."""
     stalled: Judgement | None = None

@@ -61,8 +61,10 @@ class Decisions:
     steps: Mapping[names.Role, RoleStep]
     wanted: Mapping[names.Role, int]
     """Workers, without a surge."""
+    templates: Mapping[names.Role, str]
+    """Hash of each role's wanted pod template."""
     revision: str
-    """Names both wanted templates."""
+    """Names both of them."""
     rollout: Judgement
     stalled: Judgement | None = None
     scaling: Judgement | None = None
@@ -80,7 +82,7 @@ def decide(
     hashes = {role: template_hash(resource, role) for role in names.ROLES}
     revision = digest(sorted(hashes.items()))
     if resource.spec.suspend:
-        return _suspended(revision)
+        return _suspended(hashes, revision)
     sizes, scaled, thread = _sizes(resource, observed, loads, thread, now)
     goal = _goal(resource, sizes, revision)
     seen = rollout.Now(
@@ -101,6 +103,7 @@ def decide(
             for role in names.ROLES
         },
         wanted=sizes,
+        templates=hashes,
         revision=revision,
         rollout=_told(step),
         stalled=_stalled(step),
@@ -114,10 +117,11 @@ def decide(
     )
 
 
-def _suspended(revision: str) -> Decisions:
+def _suspended(hashes: Mapping[names.Role, str], revision: str) -> Decisions:
     return Decisions(
         steps={role: RoleStep(pods=0) for role in names.ROLES},
         wanted=dict.fromkeys(names.ROLES, 0),
+        templates=hashes,
         revision=revision,
         rollout=no("Suspended", "spec.suspend is set"),
     )

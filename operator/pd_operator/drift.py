@@ -22,6 +22,8 @@ def drifted(wanted: Manifest, live: Mapping[str, Any]) -> bool:
 
 
 def _holds(wanted: Any, live: Any) -> bool:
+    if wanted == live:
+        return True
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return not wanted and live is None

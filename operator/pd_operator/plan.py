@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pd_operator import names
@@ -15,6 +15,11 @@ from pd_operator.kinds import SECRET, STATEFUL_SET, Kind
 from pd_operator.observed import Observed, is_own
 from pd_operator.resource import Manifest, Resource
 from pd_operator.store import Store, controller
+
+Settled = Mapping[tuple[str, str], tuple[str, str]]
+"""By kind and name: hash of what was wanted, and version of the object that was found good. After
+it was applied that is so whatever it looks like: an API server that does not keep a field as we
+send it is asked once, not for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class Plan:
     applies: tuple[Manifest, ...] = ()
     scales: tuple[Scale, ...] = ()
     deletes: tuple[tuple[Kind, Manifest], ...] = ()
+    settled: Settled = field(default_factory=dict)
+    """Objects that are as wanted: they need no second look while they stay at this version."""
     leftovers: tuple[str, ...] = ()
     """Objects of an earlier deployment of this name, which must go first."""
 
@@ -46,10 +53,6 @@ class Surroundings:
 
     optional_kinds: frozenset[str] = frozenset()
     operator_namespace: str = "pdserve-system"
-
-
-Settled = Mapping[tuple[str, str], tuple[str, str]]
-"""By kind and name: hash and version of an object after it was applied, whatever it looks like."""
 
 
 def make_plan(
@@ -63,19 +66,26 @@ def make_plan(
     """Raises ForeignObject where a child's name is taken."""
     wanted = desired_state(resource, _choices(resource, decisions, observed, around))
     live = {(k.name, m["metadata"]["name"]): m for k, m in store.children(resource.key)}
-    due, leftovers = [], []
+    due, leftovers, good = [], [], {}
     for manifest in wanted:
         known = live.get(_name(manifest))
         if known and not is_own(resource, known):
             leftovers.append(_leftover(resource, manifest, known))
-        elif known is None or _is_due(manifest, known, settled):
+        elif known is None:
             due.append(manifest)
+        elif "deletionTimestamp" not in known["metadata"]:
+            mark = _mark(manifest, known)
+            if settled.get(_name(manifest)) != mark and drifted(manifest, known):
+                due.append(manifest)
+            else:
+                good[_name(manifest)] = mark
     scales = tuple(_scales(decisions, observed))
     return Plan(
         claims=tuple(_claims(resource, due, observed, store)),
         applies=tuple(due),
         scales=scales,
         deletes=tuple(_surplus(resource, wanted, store)),
+        settled=good,
         leftovers=tuple(leftovers),
     )
 
@@ -100,12 +110,9 @@ def _name(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _is_due(manifest: Manifest, known: Manifest, settled: Settled) -> bool:
-    """An API server that does not keep a field as we send it is asked once, not for ever."""
-    if "deletionTimestamp" in known["metadata"] or not drifted(manifest, known):
-        return False
-    mark = manifest["metadata"]["annotations"][names.APPLIED_HASH]
-    return settled.get(_name(manifest)) != (mark, known["metadata"]["resourceVersion"])
+def _mark(manifest: Manifest, known: Manifest) -> tuple[str, str]:
+    applied = manifest["metadata"]["annotations"][names.APPLIED_HASH]
+    return applied, known["metadata"]["resourceVersion"]
 
 
 def _leftover(resource: Resource, manifest: Manifest, known: Manifest) -> str:

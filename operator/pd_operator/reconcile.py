@@ -149,6 +149,7 @@ class Reconciler:
             plan = make_plan(
                 resource, decisions, observed, self._store, self._around, memory.settled
             )
+            memory.settled.update(plan.settled)
             if plan.leftovers:
                 waits.append(LEFTOVER_S)
             await self._act(resource, plan, memory)
@@ -264,6 +265,7 @@ class Reconciler:
     ) -> None:
         verdict = Verdict(
             wanted=decisions.wanted,
+            templates=decisions.templates,
             revision=decisions.revision,
             rollout=decisions.rollout,
             stalled=_stalled(problem) if problem else decisions.stalled,

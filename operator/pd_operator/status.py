@@ -22,7 +22,6 @@ from pd_operator.conditions import (
     yes,
 )
 from pd_operator.objects.services import url
-from pd_operator.objects.workers import template_hash
 from pd_operator.observed import Observed, Pod, dominant, timestamp
 from pd_operator.ports import ports_of
 from pd_operator.resource import Manifest, Resource
@@ -142,7 +141,7 @@ def _role(resource: Resource, observed: Observed, role: names.Role, verdict: Ver
     living = [crew for crew in crews(resource, observed, role).values() if not _leaving(crew)]
     ready_count = ready_workers(resource, observed, role)
     reason, _ = dominant(pods)
-    new = template_hash(resource, role)
+    new = verdict.templates[role]
     return RoleStatus(
         desired=wanted,
         replicas=len(living),

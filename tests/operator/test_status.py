@@ -20,7 +20,8 @@ ROLLING = no("Updating", "prefill: 0 updated and ready")
 
 def verdict(rollout: Any = DONE, **more: Any) -> Verdict:
     wanted = {"prefill": 1, "decode": 2}
-    return Verdict(**{"wanted": wanted, "revision": "r1", "rollout": rollout, **more})
+    base = {"wanted": wanted, "templates": {"prefill": "p", "decode": "d"}, "revision": "r1"}
+    return Verdict(**{**base, "rollout": rollout, **more})
 
 
 def whole(made: Resource) -> Store:
