@@ -16,6 +16,7 @@ from pd_worker.errors import BackendUnavailable, ConfigError
 from pd_worker.transfer.engine import TransferEngine
 from pd_worker.transfer.engines.fake import FakeEngine
 from pd_worker.transfer.engines.mooncake import MooncakeEngine
+from pd_worker.transfer.engines.nixl import NixlEngine
 from pd_worker.transfer.engines.shm import ShmEngine
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def _mooncake(options: BackendOptions) -> TransferEngine:
 BUILT_IN: dict[str, Backend] = {
     "shm": lambda options: ShmEngine(),
     "mooncake": _mooncake,
+    "nixl": lambda options: NixlEngine(options.host),
     "fake": lambda options: FakeEngine(),
 }
 
