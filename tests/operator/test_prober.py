@@ -1,0 +1,125 @@
+"""Workers' metrics, read over HTTP from servers that play workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from pd_operator import metrics
+from pd_operator import prober as prober_module
+from pd_operator.observed import observe
+from pd_operator.prober import Prober, Target, Targets, targets
+from pd_operator.resource import Key
+from tests.operator.builders import pod, populated, resource
+
+KEY = Key("llm", "m")
+
+
+class Worker:
+    """/metrics and a bootstrap server's /health on one port."""
+
+    def __init__(self) -> None:
+        self.queue, self.succeeded, self.healthy = 0, 0, True
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=f"pdserve_num_waiting_reqs {self.queue}\npdserve_num_running_reqs 0\n"
+            f"pdserve_kv_transfers_success_total {self.succeeded}\n"
+        )
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+
+@pytest.fixture
+async def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture
+async def found(worker: Worker) -> AsyncIterator[Targets]:
+    app = web.Application()
+    app.router.add_get("/metrics", worker.metrics)
+    app.router.add_get("/health", worker.health)
+    async with TestServer(app) as server:
+        port = server.port
+        assert port is not None
+        one = Target(name="m-prefill-0", host="127.0.0.1", port=port, bootstrap_port=port)
+        yield Targets(series=metrics.PDSERVE, workers=(one,))
+
+
+@pytest.fixture
+async def prober(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Prober]:
+    monkeypatch.setattr(prober_module, "INTERVAL_S", 0.02)
+    made = Prober(lambda key: None)
+    yield made
+    await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_reads_loads_again_and_again(prober: Prober, worker: Worker, found: Targets) -> None:
+    prober.follow(KEY, found)
+    await until(lambda: "m-prefill-0" in prober.sight(KEY).loads)
+    worker.queue = 7
+    await until(lambda: prober.sight(KEY).loads["m-prefill-0"].queue == 7)
+
+
+async def test_tells_whether_bootstrap_servers_answer(
+    prober: Prober, worker: Worker, found: Targets
+) -> None:
+    def reason() -> str:
+        judged = prober.sight(KEY).bootstrap
+        return judged.reason if judged else ""
+
+    prober.follow(KEY, found)
+    await until(lambda: reason() == "Reachable")
+    worker.healthy = False
+    await until(lambda: reason() == "BootstrapUnreachable")
+
+
+async def test_tells_whether_kv_moves(prober: Prober, worker: Worker, found: Targets) -> None:
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).totals))
+    assert prober.sight(KEY).transfers is None
+    worker.succeeded = 3
+    await until(lambda: prober.sight(KEY).transfers is not None)
+
+
+async def test_a_silent_worker_leaves_its_last_load(
+    prober: Prober, worker: Worker, found: Targets
+) -> None:
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).loads))
+    at = prober.sight(KEY).loads["m-prefill-0"].at
+    [one] = found.workers
+    closed = Target(name=one.name, host="127.0.0.1", port=9, bootstrap_port=9)
+    prober.follow(KEY, Targets(series=found.series, workers=(closed,)))
+    await until(lambda: not prober.sight(KEY).scrapes)
+    assert prober.sight(KEY).loads["m-prefill-0"].at >= at
+
+
+async def test_nothing_stays_of_what_is_followed_no_more(prober: Prober, found: Targets) -> None:
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).loads))
+    prober.follow(KEY, Targets(series=found.series, workers=()))
+    assert prober.sight(KEY).loads == {}
+
+
+def test_ready_first_pods_are_asked() -> None:
+    made = resource()
+    pods = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1, ready=False)]
+    asked = targets(made, observe(made, populated(made, *pods))).workers
+    assert [(each.name, each.bootstrap_port) for each in asked] == [
+        ("m-prefill-0", 8998),
+        ("m-decode-0", None),
+    ]
+    assert asked[0].url(asked[0].port, "/metrics") == "http://10.0.0.1:30000/metrics"
