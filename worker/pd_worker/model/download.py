@@ -40,12 +40,14 @@ def unpack_packages(packages: tuple[str, ...], into: Path, nbytes: int, progress
 
 def _watch(process: subprocess.Popen[bytes], work: Path, nbytes: int, progress: Progress) -> None:
     """Wait for the installer; its bytes are counted twice, as they came and unpacked."""
+    most = 0
     while True:
         try:
             process.wait(_POLL_S)
             return
         except subprocess.TimeoutExpired:
-            progress(min(0.99, _size(work) / (2 * nbytes)), f"downloading {nbytes >> 20} MiB")
+            most = max(most, _size(work))
+            progress(min(0.99, most / (2 * nbytes)), f"downloading {nbytes >> 20} MiB")
 
 
 def _installer(work: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from pd_worker.config import ModelConfig
@@ -20,6 +21,8 @@ from pd_worker.model.probe import probe_model, refuse_config
 from pd_worker.model.progress import Progress as Progress
 from pd_worker.model.progress import portion
 from pd_worker.model.store import resolve
+
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +93,21 @@ def _read_weights(
     folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=PAGED,
             trust_remote_code=trust_remote_code,
             device_map=None if device.type == "cpu" else {"": device},
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except _LOAD_ERRORS as error:
         raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
+    model, info = loaded
+    absent = sorted([*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])])
+    if absent:
+        raise ModelError(f"the weights in {folder} lack or misfit {', '.join(absent[:5])}")
+    assert isinstance(model, PreTrainedModel)
     return model
 
 
