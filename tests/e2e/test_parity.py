@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.e2e.fleet import Case, Reply, ask_all, up
-from tests.e2e.models import save_tiny_llama
+from tests.e2e.fleet import Case, ask_all, up
+from tests.e2e.oracle import check
 
 CASES = 52
 
@@ -93,42 +92,16 @@ def random_cases(seed: int, vocab_size: int) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
-
-
-@pytest.fixture(scope="module")
-def oracle(tiny) -> LlamaForCausalLM:
+def oracle(tiny_model) -> LlamaForCausalLM:
     torch.set_num_threads(1)
-    return LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32).eval()
-
-
-def check(case: Case, reply: Reply, model: LlamaForCausalLM) -> None:
-    """The reply is what greedy search of transformers gives.
-
-    One forward over prompt and reply tells: if each token is the arg-max behind those before it,
-    greedy search takes the same way from the first token to the last.
-    """
-    with torch.inference_mode():
-        ids = torch.tensor([case.prompt + reply.token_ids])
-        logits = model(ids).logits[0, len(case.prompt) - 1 : -1]
-    assert reply.token_ids == logits.argmax(-1).tolist()
-    scores = logits.log_softmax(-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
-    assert reply.logprobs == pytest.approx(scores.tolist(), abs=1e-3)
-    ended = reply.token_ids[-1] in model.config.eos_token_id
-    assert reply.finish == ("stop" if ended else "length")
-    assert ended or len(reply.token_ids) == case.max_tokens
-    assert not set(reply.token_ids[:-1]) & set(model.config.eos_token_id)
-    assert reply.prompt_tokens == len(case.prompt)
-    assert reply.completion_tokens == len(reply.token_ids)
-    assert 0 <= reply.cached_tokens < len(case.prompt)
+    return LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda each: each.name)
-def test_pair_gives_the_tokens_of_transformers(arrangement, tiny, oracle, tmp_path):
+def test_pair_gives_the_tokens_of_transformers(arrangement, tiny_model, oracle, tmp_path):
     cases = random_cases(len(arrangement.name), oracle.config.vocab_size)
-    with up(tiny, tmp_path, "--dtype", "float32", *arrangement.args) as pair:
+    with up(tiny_model, tmp_path, "--dtype", "float32", *arrangement.args) as pair:
         replies = ask_all(pair.url, cases, arrangement.concurrency)
     for case, reply in zip(cases, replies, strict=True):
         check(case, reply, oracle)
@@ -136,10 +109,10 @@ def test_pair_gives_the_tokens_of_transformers(arrangement, tiny, oracle, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["--overlap", "--no-overlap"])
-def test_unified_gives_the_tokens_of_transformers(overlap, tiny, oracle, tmp_path):
+def test_unified_gives_the_tokens_of_transformers(overlap, tiny_model, oracle, tmp_path):
     cases = random_cases(7, oracle.config.vocab_size)
     args = ("--unified", "1", "--dtype", "float32", "--chunked-prefill-size", "128", overlap)
-    with up(tiny, tmp_path, *args) as unified:
+    with up(tiny_model, tmp_path, *args) as unified:
         replies = ask_all(unified.url, cases, concurrency=8)
     for case, reply in zip(cases, replies, strict=True):
         check(case, reply, oracle)
