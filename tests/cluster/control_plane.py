@@ -7,6 +7,8 @@ Pending. It runs as any user, on free ports of loopback, and is up in a few seco
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -75,10 +77,12 @@ class ControlPlane:
         self.write_kubeconfig(self.state / "manager.conf", "manager")
         self._start_etcd()
         self._start_api()
+        ready = ("get", "--raw=/readyz")
+        self.processes.wait("kube-apiserver", lambda: self._answers(*ready), timeout_s=120)
         self._start_manager()
-        self.processes.wait("kube-apiserver", lambda: self._answers("get", "--raw=/readyz"))
         account = ("get", "serviceaccount", "default")  # made by a controller
-        self.processes.wait("kube-controller-manager", lambda: self._answers(*account))
+        manager = "kube-controller-manager"
+        self.processes.wait(manager, lambda: self._answers(*account), timeout_s=120)
 
     def stop(self) -> None:
         """End all processes."""
@@ -86,18 +90,25 @@ class ControlPlane:
 
     def write_kubeconfig(self, file: Path, user: str, *, port: int = 0) -> None:
         """A kubeconfig with the certificate of `user`."""
-        pki, kubectl = self.pki, self.programs / "kubectl"
-        server = f"https://127.0.0.1:{port or self.ports.api}"
-        client = (f"--client-certificate={pki.crt(user)}", f"--client-key={pki.key(user)}")
-        trust = f"--certificate-authority={pki.crt('ca')}"
-        for change in (
-            ("set-cluster", "test", f"--server={server}", trust, "--embed-certs"),
-            ("set-credentials", user, *client, "--embed-certs"),
-            ("set-context", "test", "--cluster=test", f"--user={user}"),
-            ("use-context", "test"),
-        ):
-            command = [kubectl, "config", f"--kubeconfig={file}", *change]
-            subprocess.run(command, check=True, capture_output=True)
+        pki = self.pki
+        server = {
+            "server": f"https://127.0.0.1:{port or self.ports.api}",
+            "certificate-authority-data": _base64(pki.crt("ca")),
+        }
+        client = {
+            "client-certificate-data": _base64(pki.crt(user)),
+            "client-key-data": _base64(pki.key(user)),
+        }
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": user, "user": client}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "current-context": "test",
+        }
+        file.write_text(json.dumps(config))
+        file.chmod(0o600)
 
     def _certificates(self) -> None:
         pki = self.pki
@@ -179,3 +190,7 @@ class ControlPlane:
         kubectl = (self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}")
         command: list[str | Path] = [*self.prefix, *kubectl, *question]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _base64(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()

@@ -40,14 +40,15 @@ def helm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def control_plane(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """etcd, API server and controllers on loopback, as any user. No node: pods stay Pending."""
     [kube] = programs("kube")
     state = tmp_path_factory.mktemp("control-plane")
     plane = ControlPlane(state=state, programs=kube, ports=Ports.free())
     try:
         plane.start()
-        yield Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm)
+        helm_program = PROGRAMS["helm"].folder / "helm"
+        yield Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm_program)
     finally:
         plane.stop()
 

@@ -61,15 +61,16 @@ def build(image: Image) -> Path:
 
     Wheels in the folder that UV_FIND_LINKS names are preferred to the package index's.
     """
-    if not image.archive.is_file():
+    archive = image.archive  # named now: sources may change while they are built
+    if not archive.is_file():
         require("buildah", "debootstrap")
         print(f"cluster: building the image {image.name} ...", file=sys.stderr)
         _make_base()
         _bud(image.reference, image.dockerfile, REPOSITORY, *_wheels(), *image.arguments)
         for old in _home().glob(f"{image.name}-*.tar"):
             old.unlink()
-        save(image.reference, image.archive)
-    return image.archive
+        save(image.reference, archive)
+    return archive
 
 
 def single_file(reference: str, program: Path) -> Path:

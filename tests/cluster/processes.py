@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,15 +30,20 @@ class Processes:
         """Start in the background, in a session of its own."""
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
         before = self.prefix if prefix is None else prefix
-        with self.log(name).open("wb") as log:
-            process = subprocess.Popen(
-                [*before, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._pid_file(name).write_text(f"{process.pid} {_birth(process.pid)}")
+        arguments = [str(part) for part in (*before, *command)]
+        writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        pid = os.posix_spawnp(
+            arguments[0],
+            arguments,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self.log(name)), writing, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        self._pid_file(name).write_text(f"{pid} {_birth(pid)}")
 
     def log(self, name: str) -> Path:
         """Where its output goes."""

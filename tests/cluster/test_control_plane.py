@@ -49,6 +49,7 @@ def test_the_schema_is_enforced(control_plane: Client, namespace: str) -> None:
         control_plane.apply(wrong, namespace=namespace)
 
 
+@pytest.mark.usefixtures("helm")
 def test_helm_installs_a_release(control_plane: Client, namespace: str, tmp_path: Any) -> None:
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: small\nversion: 0.1.0\n")
     (tmp_path / "templates").mkdir()
