@@ -233,6 +233,7 @@ class _Link:
             head_dim=layout.head_dim,
             kv_checksum=disagg.kv_checksum,
             pairing_key=base.pairing_key,
+            model=base.geometry.fingerprint,
         )
 
     @property

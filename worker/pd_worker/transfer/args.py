@@ -46,6 +46,8 @@ class KVArgs:
     head_dim: int
     pairing_key: Word
     """Hash of everything that must be equal on both sides (model, revision, geometry, …)."""
+    model: Word = ""
+    """Fingerprint of config and weights; in the pairing key too, here to be named by itself."""
     kv_layout: Word = KV_LAYOUT
     kv_checksum: bool = False
     tp_rank: Rank = 0
@@ -86,6 +88,7 @@ MUST_AGREE = (
     "meta_slot_nbytes",
     "tp_size",
     "pp_size",
+    "model",
     "pairing_key",
 )
 """Settings that must be equal on both sides; the pairing key last, since it tells least."""
@@ -140,6 +143,8 @@ class PrefillServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     protocol_version: int
     incarnations: list[str]
     """Of all ranks, sorted."""
+    has_secret: bool = False
+    """The instance asks for the deployment's secret; a worker that has one must not go on alone."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -108,6 +108,6 @@ class BootstrapServer:
         if info is None:
             return _error(503, "not all prefill ranks are registered")
         if tuple(ranks) == SENTINEL:
-            return _json(info)
+            return _json(msgspec.structs.replace(info, has_secret=bool(self._token)))
         address = self.registry.address((ranks[0], ranks[1], ranks[2], ranks[3]))
         return _error(404, "there is no such rank") if address is None else _json(address)

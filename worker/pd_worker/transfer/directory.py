@@ -44,6 +44,8 @@ async def _get(
 async def server_info(http: aiohttp.ClientSession, server: Endpoint) -> PrefillServerInfo:
     """The prefill instance. Raises TransferError (try again) or PairingError (do not)."""
     info = await _get(http, server, SENTINEL, PrefillServerInfo)
+    if "Authorization" in http.headers and not info.has_secret:
+        raise PairingError(f"bootstrap server {server} has no secret; secrets differ")
     if info.protocol_version != PROTOCOL_VERSION:
         raise PairingError(
             f"protocol version differs: prefill has {info.protocol_version}, "
