@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.cluster.client import Client
+from tests.cluster.fixtures import running
 
 CHART = Path(__file__).parents[2] / "charts" / "pdserve"
 
@@ -31,6 +34,13 @@ def render(helm: Path) -> Render:
         return [one for one in yaml.safe_load_all(done.stdout) if one]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One of these tests' own: they install and remove the definition that others use."""
+    with running(tmp_path_factory.mktemp("control-plane")) as (_, client):
+        yield client
 
 
 @pytest.fixture

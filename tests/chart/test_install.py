@@ -12,7 +12,7 @@ import yaml
 from tests.chart.conftest import CHART
 from tests.cluster.client import Client, CommandError, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("helm")]
 
 CRD = "pddeployments.pdserve.io"
 DEPLOYMENT = {

@@ -109,16 +109,12 @@ PROGRAMS = {
             module="metrics",
             packages={"metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server"},
         ),
-        Program(
-            module="kwok",
-            packages={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
-            manifests=("kustomize/stage/fast",),
-        ),
+        Program(module="kwok", packages={"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
         Program(module="pause", packages={"pause": "."}),
         Program(
             module="lws",
             packages={"lws-controller": "sigs.k8s.io/lws/cmd"},
-            manifests=("config/crd/bases", "config/rbac", "config/webhook"),
+            manifests=("config/crd/bases", "config/webhook"),
         ),
         Program(
             module="keda",

@@ -7,7 +7,6 @@ Pending. It runs as any user, on free ports of loopback, and is up in a few seco
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 import subprocess
@@ -22,6 +21,15 @@ SERVICES = "10.96.0"
 """The first three bytes of Service addresses."""
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody uses now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    numbers = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """Where the parts listen."""
@@ -34,11 +42,8 @@ class Ports:
     @classmethod
     def free(cls) -> Ports:
         """Ports of loopback that nobody uses now."""
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-        numbers = [one.getsockname()[1] for one in sockets]
-        for one in sockets:
-            one.close()
-        return cls(**dict(zip(("etcd", "etcd_peer", "api", "manager"), numbers, strict=True)))
+        etcd, etcd_peer, api, manager = free_ports(4)
+        return cls(etcd=etcd, etcd_peer=etcd_peer, api=api, manager=manager)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +98,11 @@ class ControlPlane:
         pki = self.pki
         server = {
             "server": f"https://127.0.0.1:{port or self.ports.api}",
-            "certificate-authority-data": _base64(pki.crt("ca")),
+            "certificate-authority-data": pki.base64("ca"),
         }
         client = {
-            "client-certificate-data": _base64(pki.crt(user)),
-            "client-key-data": _base64(pki.key(user)),
+            "client-certificate-data": pki.base64(user),
+            "client-key-data": pki.base64(user, key=True),
         }
         config = {
             "apiVersion": "v1",
@@ -164,7 +169,6 @@ class ControlPlane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={pki.crt('aggregator')}",
             f"--proxy-client-key-file={pki.key('aggregator')}",
-            "--enable-aggregator-routing",
         )
 
     def _start_manager(self) -> None:
@@ -190,7 +194,3 @@ class ControlPlane:
         kubectl = (self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}")
         command: list[str | Path] = [*self.prefix, *kubectl, *question]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _base64(file: Path) -> str:
-    return base64.b64encode(file.read_bytes()).decode()

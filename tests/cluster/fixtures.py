@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,18 +40,25 @@ def helm() -> Path:
     return folder / "helm"
 
 
+@contextmanager
+def running(state: Path) -> Iterator[tuple[ControlPlane, Client]]:
+    """A control plane whose state lies in this folder, while it runs."""
+    [kube] = programs("kube")
+    plane = ControlPlane(state=state, programs=kube, ports=Ports.free())
+    helm_program = PROGRAMS["helm"].folder / "helm"
+    try:
+        plane.start()
+        client = Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm_program)
+        yield plane, client
+    finally:
+        plane.stop()
+
+
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """etcd, API server and controllers on loopback, as any user. No node: pods stay Pending."""
-    [kube] = programs("kube")
-    state = tmp_path_factory.mktemp("control-plane")
-    plane = ControlPlane(state=state, programs=kube, ports=Ports.free())
-    try:
-        plane.start()
-        helm_program = PROGRAMS["helm"].folder / "helm"
-        yield Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm_program)
-    finally:
-        plane.stop()
+    with running(tmp_path_factory.mktemp("control-plane")) as (_, client):
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ class Pki:
     def key(self, name: str) -> Path:
         """Path of a private key."""
         return self.folder / f"{name}.key"
+
+    def base64(self, name: str, *, key: bool = False) -> str:
+        """A certificate, or its key, as kubeconfigs and webhooks hold it."""
+        file = self.key(name) if key else self.crt(name)
+        return base64.b64encode(file.read_bytes()).decode()
 
     def authority(self, name: str) -> None:
         """A certificate authority."""
