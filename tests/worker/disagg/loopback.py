@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -194,10 +195,10 @@ class LoopbackReceiver(BaseKVReceiver):
 
 
 class LoopbackManager(BaseKVManager):
-    """Makes both kinds of ends."""
+    """The manager of one leg."""
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
+    def __init__(self, network: Network, role: Literal["prefill", "decode"]) -> None:
+        self.network, self.role = network, role
 
     def create_sender(self, room: int) -> LoopbackSender:
         found = self.network.room(room)
@@ -214,8 +215,12 @@ class LoopbackManager(BaseKVManager):
         return LoopbackReceiver(self.network, found)
 
     def reject(self, host: str, port: int, room: int, reason: str) -> None:
-        for side in (self.network.room(room).prefill, self.network.room(room).decode):
-            side.update(KVPoll.Failed, reason)
+        found = self.network.room(room)
+        own, other = found.prefill, found.decode
+        if self.role == "decode":
+            own, other = other, own
+        if not own.opened:
+            other.update(KVPoll.Failed, reason)
 
     def problem(self) -> str:
         return ""

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_worker.config import SchedulerConfig
+from pd_worker.core.sampling_params import Grammar
 from pd_worker.disagg.checksum import crc32_checksum, no_checksum
 from pd_worker.disagg.consensus import SoloGroup
 from pd_worker.disagg.decode import SchedulerDisaggregationDecodeMixin
@@ -15,7 +16,7 @@ from pd_worker.disagg.prefill import SchedulerDisaggregationPrefillMixin
 from pd_worker.memory.allocator import PageAllocator
 from pd_worker.memory.pools import DecodeReqToTokenPool
 from pd_worker.memory.prefix_cache import NoPrefixCache, PrefixCache
-from pd_worker.messages import AbortRequest, Bootstrap, GenerateRequest
+from pd_worker.messages import AbortRequest, Bootstrap, Finish, GenerateRequest
 from pd_worker.model.runner_fake import FakeKVPool, FakeRunner, fake_geometry
 from pd_worker.scheduler.grammar_queue import GrammarQueue
 from pd_worker.scheduler.request_memory import RequestMemory
@@ -48,7 +49,6 @@ class Pair:
         decode_memory = RequestMemory(rows, allocator, NoPrefixCache(), pool)
         decode_runner = FakeRunner(geometry, pool, num_rows=max_running + 4)
         self.network = Network(runner.kv_pool, pool, NUM_SLOTS)
-        manager = LoopbackManager(self.network)
         self.channels = ListChannel(), ListChannel()
         shared = {
             "config": SchedulerConfig(chunked_prefill_size=chunk, max_running_requests=max_running),
@@ -56,7 +56,6 @@ class Pair:
             "vocab_size": geometry.vocab_size,
             "max_request_tokens": num_pages * page_size,
             "reserved_decode_tokens": 0,
-            "manager": manager,
             "group": SoloGroup(),
         }
         parts = [
@@ -66,10 +65,12 @@ class Pair:
                 "channel": channel,
                 "grammars": GrammarQueue(lambda grammar: None, channel.wake),
                 "metadata": MetadataBuffers(buffer, NUM_SLOTS),
+                "manager": LoopbackManager(self.network, role),
                 "checksum": crc32_checksum(run.kv_pool) if checksum else no_checksum,
                 **shared,
             }
-            for own, run, channel, buffer in zip(
+            for role, own, run, channel, buffer in zip(
+                ("prefill", "decode"),
                 (memory, decode_memory),
                 (runner, decode_runner),
                 self.channels,
@@ -218,3 +219,46 @@ def test_refusal_on_one_leg_reaches_the_other_before_it_computes():
     pair.settle()
     assert pair.answer("r", leg=0).reason == "error"
     assert pair.answer("r").token_ids == []
+
+
+def test_a_leg_that_ends_before_its_handshake_tells_the_other():
+    pair = Pair(num_pages=16, page_size=4, chunk=64, max_running=2, checksum=False)
+    plain = request("r", [1] * 30, max_new_tokens=4)
+    constrained = request("r", [1] * 30, grammar=Grammar("regex", "a"))
+    where = Bootstrap("prefill", 8998, 5)
+    pair.prefill.add(msgspec.structs.replace(plain, bootstrap=where))
+    pair.decode.grammars.add = lambda req: None  # it is being compiled for ever
+    pair.decode.add(msgspec.structs.replace(constrained, bootstrap=where))
+    pair.abort(1, "r")
+    pair.settle()
+    assert pair.answer("r", leg=0).reason == "error"
+
+
+def test_a_full_batch_takes_no_newcomer_while_a_launched_step_holds_the_row():
+    pair = Pair(num_pages=16, page_size=4, chunk=64, max_running=1, checksum=False)
+    for i in (1, 2):
+        pair.add(request(f"r{i}", [i] * 3, max_new_tokens=9, ignore_eos=True), room=i)
+    while not (len(pair.decode.running) and pair.decode.prebuilt_queue):
+        for action in (0, 1, 2):
+            pair.act(action)
+    launched = pair.decode.next_batch()
+    pair.decode.end(next(iter(pair.decode.running)), Finish("abort"))
+    assert pair.decode.next_batch() is None
+    pair.decode.process(launched, pair.decode.runner.forward(launched.forward))
+    pair.settle()
+    assert pair.answer("r2").token_ids
+
+
+def test_requests_of_one_token_follow_each_other_without_waiting_to_be_woken():
+    pair = Pair(num_pages=16, page_size=4, chunk=64, max_running=1, checksum=False)
+    for i in range(1, 4):
+        pair.add(request(f"r{i}", [i] * 3, max_new_tokens=1), room=i)
+    while len(pair.decode.prebuilt_queue) < 3:
+        pair.prefill.step()
+        pair.network.pump(0)
+        pair.decode.advance()
+    rounds = 0
+    while pair.decode.step():
+        rounds += 1
+    assert rounds == 3
+    assert not pair.decode.live

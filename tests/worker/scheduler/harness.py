@@ -70,7 +70,7 @@ def joined(outputs: list[Output]) -> Answer:
 def make_memory(
     num_pages: int, page_size: int, num_rows: int, cache: type[PrefixCache] | type[NoPrefixCache]
 ) -> tuple[RequestMemory, FakeRunner]:
-    """Memory and runner over one FakeKVPool of `num_pages` usable pages; freed pages are poisoned."""
+    """Memory and runner over a FakeKVPool of `num_pages` usable pages; freed ones are poisoned."""
     geometry = fake_geometry()
     pool = FakeKVPool(geometry.kv_layout(num_pages + 1, page_size))
     allocator = PageAllocator(num_pages + 1, page_size, on_free=pool.poison)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pd_worker.memory.prefix_cache import NoPrefixCache, PrefixCache
-from pd_worker.messages import AbortRequest, FlushCache
+from pd_worker.messages import AbortRequest, FlushCache, Shutdown
 from tests.worker.scheduler.harness import Harness, alone, request
 
 PROMPTS = st.lists(st.integers(1, 5), min_size=1, max_size=40)
@@ -194,3 +194,25 @@ def test_memory_of_an_ended_request_stays_until_its_launched_step_is_done():
     assert req.row >= 0
     harness.scheduler.process(batch, harness.runner.forward(batch.forward))
     harness.check_baseline()
+
+
+def test_shutdown_ends_the_overlapped_loop_though_requests_run():
+    harness = Harness()
+    harness.add(request("r", [1, 2, 3], max_new_tokens=100, ignore_eos=True))
+    rounds = iter([[]] * 5 + [[Shutdown()]] * 1000)
+    harness.channel.receive = lambda timeout_s: next(rounds)
+    harness.scheduler.event_loop_overlap()
+    assert "r" in harness.scheduler.live
+    assert not harness.scheduler.running.in_flight
+
+
+def test_a_request_that_resumed_is_not_the_first_to_make_room_again():
+    harness = Harness(num_pages=16, max_running=4, cache=NoPrefixCache)
+    for i in range(3):
+        harness.add(request(f"r{i}", [i + 1] * 3, max_new_tokens=50, ignore_eos=True))
+        harness.scheduler.step()
+    running = harness.scheduler.running
+    oldest = next(iter(running))
+    running._retract(oldest)
+    assert running.pop_resumed() == [oldest]
+    assert next(iter(running)) is oldest

@@ -24,11 +24,11 @@ from pd_worker.disagg.batch_mixin import DecodeScheduleBatch
 from pd_worker.disagg.checksum import Checksum
 from pd_worker.disagg.consensus import RankGroup, poll_and_all_reduce
 from pd_worker.disagg.draining import Draining
-from pd_worker.disagg.host import SchedulerHost
 from pd_worker.disagg.metadata import FirstToken, MetadataBuffers, ReqToMetadataIdxAllocator
-from pd_worker.errors import InvalidRequest, RequestError, TransferError
+from pd_worker.disagg.mixin import SchedulerDisaggregationMixin
+from pd_worker.errors import InvalidRequest, TransferError
 from pd_worker.memory.pools import DecodeReqToTokenPool
-from pd_worker.messages import Finish, RejectRoom
+from pd_worker.messages import Finish
 from pd_worker.scheduler.batch import ScheduleBatch
 from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.scheduler.running import RunningBatch
@@ -167,7 +167,7 @@ class DecodeTransferQueue:
             self._reqs.remove(req)
 
 
-class SchedulerDisaggregationDecodeMixin(SchedulerHost):
+class SchedulerDisaggregationDecodeMixin(SchedulerDisaggregationMixin):
     """Hooks of the Scheduler on the decode role."""
 
     def __init__(
@@ -229,7 +229,8 @@ class SchedulerDisaggregationDecodeMixin(SchedulerHost):
         held by those who wait here.
         """
         if self.prebuilt_queue and not (self.running.retracted and len(self.running)):
-            count = min(self.running.room, len(self.prebuilt_queue))
+            # a row outlives its request by the step that was launched with it
+            count = min(self.running.room, self._rows.available, len(self.prebuilt_queue))
             batch = self.new_batch([self.prebuilt_queue.popleft() for _ in range(count)])
             batch.prepare_for_prebuilt(self._rows.start)
             batch.process_prebuilt(self._take_first)
@@ -247,49 +248,22 @@ class SchedulerDisaggregationDecodeMixin(SchedulerHost):
         return DecodeScheduleBatch(reqs, self.memory, self.vocab_size, self.eos_ids)
 
     def withdraw(self, req: Req) -> None:
-        """An ended request leaves our queues, and its prefill side hears of it."""
+        """An ended request leaves our queues; prefill hears of it unless it is done with it."""
         self.disagg_decode_prealloc_queue.withdraw(req)
         self.disagg_decode_transfer_queue.withdraw(req)
         if req in self.prebuilt_queue:
             self.prebuilt_queue.remove(req)
-        if req.receiver is not None and req.finish is not None:
-            req.receiver.abort(req.finish.message)
+        if req.first_token is None:
+            self.give_up(req, req.receiver)
 
     def retire(self, req: Req) -> None:
         """Memory goes back once no writer can reach it."""
         self.draining.add(req, req.receiver)
 
-    def refused(self, req: Req, error: RequestError) -> None:
-        """Prefill must not compute a request that was refused here."""
-        if req.message.bootstrap is not None:
-            self.reject(RejectRoom(req.message.bootstrap, error.message))
-
-    def reject(self, message: RejectRoom) -> None:
-        """Tell prefill that nobody will take this room."""
-        where = message.bootstrap
-        self.kv_manager.reject(where.host, where.port, where.room, message.reason)
-
-    def busy(self) -> bool:
-        """Draining requests still hold memory."""
-        return super().busy() or len(self.draining) > 0
-
     def gauges(self) -> dict[str, float]:
         """The role's own queues besides."""
-        return (
-            super().gauges()
-            | self.kv_manager.gauges()
-            | {
-                "num_decode_prealloc_queue_reqs": len(self.disagg_decode_prealloc_queue),
-                "num_decode_transfer_queue_reqs": len(self.disagg_decode_transfer_queue),
-                "num_decode_prebuilt_queue_reqs": len(self.prebuilt_queue),
-                "num_draining_reqs": len(self.draining),
-            }
-        )
-
-    def counters(self) -> dict[str, float]:
-        """The KV manager's besides."""
-        return super().counters() | self.kv_manager.counters()
-
-    def problem(self) -> str:
-        """A dead thread of the KV manager."""
-        return self.kv_manager.problem()
+        return super().gauges() | {
+            "num_decode_prealloc_queue_reqs": len(self.disagg_decode_prealloc_queue),
+            "num_decode_transfer_queue_reqs": len(self.disagg_decode_transfer_queue),
+            "num_decode_prebuilt_queue_reqs": len(self.prebuilt_queue),
+        }

@@ -22,10 +22,10 @@ from pd_worker.core.req import Req
 from pd_worker.disagg.checksum import Checksum
 from pd_worker.disagg.consensus import RankGroup, poll_and_all_reduce
 from pd_worker.disagg.draining import Draining
-from pd_worker.disagg.host import SchedulerHost
 from pd_worker.disagg.metadata import FirstToken, MetadataBuffers, ReqToMetadataIdxAllocator
-from pd_worker.errors import InvalidRequest, RequestError
-from pd_worker.messages import Finish, GenerateRequest, Output, RejectRoom
+from pd_worker.disagg.mixin import SchedulerDisaggregationMixin
+from pd_worker.errors import InvalidRequest
+from pd_worker.messages import Finish, GenerateRequest, Output
 from pd_worker.scheduler.request_memory import RequestMemory
 from pd_worker.transfer.base import BaseKVManager
 from pd_worker.transfer.poll import KVPoll
@@ -116,7 +116,7 @@ class PrefillInflightQueue:
             self._reqs.remove(req)
 
 
-class SchedulerDisaggregationPrefillMixin(SchedulerHost):
+class SchedulerDisaggregationPrefillMixin(SchedulerDisaggregationMixin):
     """Hooks of the Scheduler on the prefill role."""
 
     def __init__(
@@ -153,7 +153,17 @@ class SchedulerDisaggregationPrefillMixin(SchedulerHost):
         self.disagg_prefill_bootstrap_queue.add(req)
 
     def advance(self) -> None:
-        """Move requests between queues by the state of their rooms."""
+        """Move requests between queues by the state of their rooms.
+
+        What gives slots back comes before what takes them.
+        """
+        self.draining.free_drained()
+        arrived, failed = self.disagg_prefill_inflight_queue.pop_transferred()
+        self._fail(failed)
+        for req in arrived:
+            assert req.held_output is not None
+            self.send_output(req, req.held_output)
+            self.settle(req)
         waiting = list(self.waiting_queue)
         polls = poll_and_all_reduce([req.sender for req in waiting], self._group)
         pairs = zip(waiting, polls, strict=True)
@@ -163,13 +173,6 @@ class SchedulerDisaggregationPrefillMixin(SchedulerHost):
         for req in ready:
             req.enter("queue")
             self.waiting_queue.add(req)
-        arrived, failed = self.disagg_prefill_inflight_queue.pop_transferred()
-        self._fail(failed)
-        for req in arrived:
-            assert req.held_output is not None
-            self.send_output(req, req.held_output)
-            self.settle(req)
-        self.draining.free_drained()
 
     def _fail(self, reqs: Iterable[Req]) -> None:
         for req in reqs:
@@ -218,43 +221,15 @@ class SchedulerDisaggregationPrefillMixin(SchedulerHost):
         """An ended request leaves our queues, and its decode side hears of it."""
         self.disagg_prefill_bootstrap_queue.withdraw(req)
         self.disagg_prefill_inflight_queue.withdraw(req)
-        if req.sender is not None and req.finish is not None:
-            req.sender.abort(req.finish.message)
+        self.give_up(req, req.sender)
 
     def retire(self, req: Req) -> None:
         """Memory goes back once no writer thread reads it."""
         self.draining.add(req, req.sender)
 
-    def refused(self, req: Req, error: RequestError) -> None:
-        """Decode must not wait for a request that was refused here."""
-        if req.message.bootstrap is not None:
-            self.reject(RejectRoom(req.message.bootstrap, error.message))
-
-    def reject(self, message: RejectRoom) -> None:
-        """Answer decode at once when it comes for this room."""
-        where = message.bootstrap
-        self.kv_manager.reject(where.host, where.port, where.room, message.reason)
-
-    def busy(self) -> bool:
-        """Draining requests still hold memory."""
-        return super().busy() or len(self.draining) > 0
-
     def gauges(self) -> dict[str, float]:
         """The role's own queues besides."""
-        return (
-            super().gauges()
-            | self.kv_manager.gauges()
-            | {
-                "num_prefill_bootstrap_queue_reqs": len(self.disagg_prefill_bootstrap_queue),
-                "num_prefill_inflight_queue_reqs": len(self.disagg_prefill_inflight_queue),
-                "num_draining_reqs": len(self.draining),
-            }
-        )
-
-    def counters(self) -> dict[str, float]:
-        """The KV manager's besides."""
-        return super().counters() | self.kv_manager.counters()
-
-    def problem(self) -> str:
-        """A dead thread of the KV manager."""
-        return self.kv_manager.problem()
+        return super().gauges() | {
+            "num_prefill_bootstrap_queue_reqs": len(self.disagg_prefill_bootstrap_queue),
+            "num_prefill_inflight_queue_reqs": len(self.disagg_prefill_inflight_queue),
+        }

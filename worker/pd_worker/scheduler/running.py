@@ -52,7 +52,7 @@ class RunningBatch:
 
     def add(self, req: Req) -> None:
         """Let a request decode whose KV and last token are in place."""
-        self._reqs.append(req)
+        insort(self._reqs, req, key=_created)
         req.enter("decode")
 
     def withdraw(self, req: Req) -> None:
@@ -87,9 +87,13 @@ class RunningBatch:
         log.info("rid=%s room=%d retracted, %d tokens", req.rid, req.room, req.num_computed)
         self._reqs.remove(req)
         self._memory.retract(req)
-        insort(self.retracted, req, key=lambda each: each.created)
+        insort(self.retracted, req, key=_created)
         self.num_retractions += 1
         req.enter("retracted")
+
+
+def _created(req: Req) -> float:
+    return req.created
 
 
 def _wants_token(req: Req) -> bool:

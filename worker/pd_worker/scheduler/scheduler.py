@@ -117,22 +117,22 @@ class Scheduler:
                 self.receive(0.0 if worked else IDLE_TICK_S)
                 self.advance()
                 previous, launched = launched, None
-                batch = self.next_batch()
+                batch = None if self.stopping else self.next_batch()
                 if batch is not None:
                     launched = (batch, device.submit(self.runner.forward, batch.forward))
                 if previous is not None:
                     self.process(previous[0], previous[1].result())
-                worked = previous is not None or launched is not None
-                self.flush()
+                told = self.flush()
+                worked = told or previous is not None or launched is not None
 
     def step(self) -> bool:
-        """One round without overlap; False where there was nothing to run."""
+        """One round without overlap; False where there was nothing to do."""
         self.advance()
         batch = self.next_batch()
         if batch is not None:
             self.process(batch, self.runner.forward(batch.forward))
-        self.flush()
-        return batch is not None
+        told = self.flush()
+        return told or batch is not None
 
     def receive(self, timeout_s: float) -> None:
         """Take in what the API process sent; waits up to `timeout_s` for something to do."""
@@ -144,11 +144,16 @@ class Scheduler:
             self._compiled(req, outcome)
         self.loop_time = time.monotonic()
 
-    def flush(self) -> None:
-        """Send the Outputs of this round in one message."""
-        if self._outputs:
-            self.channel.send(OutputBatch(self._outputs))
-            self._outputs = []
+    def flush(self) -> bool:
+        """Send the Outputs of this round in one message; False where there are none.
+
+        Where a request has ended, others may have waited for what it held: another round is due.
+        """
+        if not self._outputs:
+            return False
+        self.channel.send(OutputBatch(self._outputs))
+        self._outputs = []
+        return True
 
     def _dispatch(self, message: ToScheduler) -> None:
         match message:
