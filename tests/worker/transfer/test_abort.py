@@ -301,7 +301,7 @@ def test_prefill_waits_for_decodes_pages_as_long_as_told(
     prefill = start_prefill(link=options(bootstrap_timeout_s=timeout_s))
     sender = prefill.manager.create_sender(7)
     took = until(lambda: sender.poll() == KVPoll.Failed)
-    assert timeout_s * 0.9 < took < timeout_s * 1.1 + 0.15
+    assert timeout_s * 0.9 < took < timeout_s * 1.1 + 0.4
     for word in ("room=7", "state=Bootstrapping", "TransferInfo"):
         assert word in sender.failure()
 
@@ -311,7 +311,7 @@ def test_decode_waits_for_prefill_as_long_as_told(start_decode: Factory) -> None
     receiver = decode.manager.create_receiver("127.0.0.1", 1, 7)
     receiver.init()
     took = until(lambda: receiver.poll() == KVPoll.Failed)
-    assert 0.9 < took < 1.25
+    assert 0.9 < took < 1.5
     for word in ("room=7", "state=Bootstrapping", "prefill=127.0.0.1:1", "bootstrap server"):
         assert word in receiver.failure()
 
@@ -323,7 +323,7 @@ def test_decode_waits_for_the_last_byte_as_long_as_told(
     sender = prefill.manager.create_sender(7)
     receiver = receive(decode, prefill, 7, (5,), 1)
     took = until(lambda: receiver.poll() == KVPoll.Failed)
-    assert 0.9 < took < 1.25
+    assert 0.9 < took < 1.5
     assert "room=7 state=Transferring" in receiver.failure()
     until(lambda: sender.poll() == KVPoll.Failed, 1.0)
     assert receiver.drained or until(lambda: receiver.drained, 2.0)

@@ -241,3 +241,10 @@ def test_a_prefill_that_cannot_be_looked_up_holds_nobody_up(
     assert "not registered within 1.5 s" in receiver.failure()
     assert decode.manager.problem() == ""
     server.close()
+
+
+def test_addresses_where_nobody_lives_are_forgotten(decode: Decode) -> None:
+    for port in range(1, 60):
+        decode.manager.reject("127.0.0.1", port, port, "nobody there")
+    until(lambda: decode.manager.gauges()["kv_peers"] > 0)
+    until(lambda: decode.manager.gauges()["kv_peers"] == 0, 15.0)

@@ -188,11 +188,14 @@ def test_many_small_writes_keep_sockets_and_files_flat(rig: Rig) -> None:
 
 
 def test_shm_reaches_only_who_shares_the_memory(tmp_path: Path) -> None:
-    here, elsewhere = ShmEngine(), ShmEngine(tmp_path)
-    assert here.reachable(ShmEngine().session_id)
+    here, beside, elsewhere = ShmEngine(), ShmEngine(), ShmEngine(tmp_path)
+    assert here.reachable(beside.session_id)
     assert not here.reachable(elsewhere.session_id)
-    owner = here.session_id.partition(":")[0]
+    owner = beside.session_id.partition(":")[0]
+    here.reset(beside.session_id)
     assert not here.reachable(f"{owner}:{'0' * 32}")
+    for engine in (here, beside, elsewhere):
+        engine.close()
 
 
 def test_shm_tells_a_live_owner_from_a_dead_one() -> None:
@@ -203,6 +206,7 @@ def test_shm_tells_a_live_owner_from_a_dead_one() -> None:
     owner.close()
     assert writer.gone(session)
     assert not writer.reachable(session)
+    writer.close()
 
 
 def test_shm_removes_files_of_dead_owners_and_no_others(tmp_path: Path) -> None:

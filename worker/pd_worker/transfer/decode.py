@@ -220,10 +220,6 @@ class DecodeKVManager(CommonKVManager):
             peer = self._peers[key] = PrefillPeer(server, dp_rank, self)
         return peer
 
-    async def admission(self) -> None:
-        """Wait until new transfers may start."""
-        await self._renewal.over()
-
     def link_to(self, server: Endpoint, rank: RankAddress) -> Link:
         """The link to that process, an existing one if there is. Raises TransferError if it has
         ended."""
@@ -231,6 +227,7 @@ class DecodeKVManager(CommonKVManager):
 
     async def register(self, link: Link) -> wire.RegisterAck:
         """Send Register and wait for the answer; raises TimeoutError."""
+        await self._renewal.over()
         waiting = self._acks.get(link.incarnation)
         if waiting is None:
             waiting = self._acks[link.incarnation] = asyncio.get_running_loop().create_future()
@@ -271,8 +268,10 @@ class DecodeKVManager(CommonKVManager):
                 self._send_info(receiver)
         linked = {receiver.link for receiver in live if receiver.link is not None}
         self._links.tick(now, linked | {held.link for held in self.quarantine})
-        self._renewal.tick(now, self.quarantine, self.engines, self._links, live=bool(linked))
+        busy = bool(linked or self._acks)
+        self._renewal.tick(now, self.quarantine, self.engines, self._links, busy=busy)
         self._release()
+        self._forget_peers()
 
     def gone(self, link: Link) -> bool:
         """Whether the link's engine knows that the process has ended."""
@@ -292,15 +291,21 @@ class DecodeKVManager(CommonKVManager):
 
     def dropped(self, link: Link) -> None:
         """Nobody uses the link any more."""
-        self.control.mailbox.drop(link.endpoint)
+        if all(other.endpoint != link.endpoint for other in self._links):
+            self.control.mailbox.drop(link.endpoint)
         if link.session and link.engine in self.engines:
             self.engines[link.engine].reset(link.session)
+
+    def _forget_peers(self) -> None:
+        """Forget addresses that nothing waits for and where nobody is known to live."""
         for key, peer in list(self._peers.items()):
-            if peer.idle and (peer.link is link or peer.link is None):
+            if peer.idle and (peer.link is None or self._links.get(peer.link.incarnation) is None):
                 del self._peers[key]
 
     def revoked(self, engine: TransferEngine) -> None:
         """Writers that know the engine's old session reach nothing any more."""
+        for link in self._links:
+            link.stale = True
         for link in {held.link for held in self.quarantine if held.link.engine == engine.name}:
             self.quarantine.writer_ended(link, time.monotonic() + engine.settle_s)
 

@@ -68,4 +68,5 @@ class TransferEngine(ABC):
         raise TransferError(f"{self.name} cannot take access back")
 
     def reset(self, session_id: str) -> None:  # noqa: B027 (most engines cache nothing)
-        """Forget what is cached of a peer, after a failed write or when the peer is gone."""
+        """Forget what is cached of a peer, after a failed write or when the peer is gone. Does not
+        raise."""

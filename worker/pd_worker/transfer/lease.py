@@ -68,12 +68,19 @@ class Lease:
         body = msgspec.json.encode(self._route)
         async with self._control.http.put(self._url, data=body) as answer:
             if answer.status != 200:
-                raise TransferError(f"HTTP {answer.status}: {(await answer.text())[:500]}")
+                raise TransferError(f"HTTP {answer.status}: {(await answer.read())[:500]!r}")
         dp, cp, tp, pp = self._route.rank
         rank = {"prefill_dp_rank": dp, "prefill_cp_rank": cp, "target_tp_rank": tp}
         async with self._control.http.get(self._url, params={**rank, "target_pp_rank": pp}) as got:
             if got.status != 200:
                 raise TransferError(f"read back gave HTTP {got.status}")
-            found = msgspec.json.decode(await got.read(), type=RankAddress)
+            found = _address(await got.read())
         if found.incarnation != self._route.incarnation:
             raise TransferError(f"the row belongs to another process, {found.incarnation}")
+
+
+def _address(body: bytes) -> RankAddress:
+    try:
+        return msgspec.json.decode(body, type=RankAddress)
+    except msgspec.MsgspecError as error:
+        raise TransferError(f"read back gave no address: {error}") from error

@@ -75,9 +75,6 @@ class PeerHost(Protocol):
 
     control: Control
 
-    async def admission(self) -> None:
-        """Wait until new transfers may start."""
-
     def link_to(self, server: Endpoint, rank: RankAddress) -> Link:
         """The link to that process, an existing one if there is. Raises TransferError if it has
         ended."""
@@ -110,6 +107,11 @@ class PrefillPeer:
         """Whether nothing waits for it."""
         return not self._waiting and not self._outbox
 
+    @property
+    def connecting(self) -> bool:
+        """Whether it is being looked up."""
+        return self._task is not None and not self._task.done()
+
     def join(self, waiter: Waiter) -> None:
         """Let a receiver wait for this prefill, or connect it at once."""
         if self.link is not None and self.link.fresh:
@@ -131,7 +133,7 @@ class PrefillPeer:
             self._start()
 
     def _start(self) -> None:
-        if self._task is None or self._task.done():
+        if not self.connecting:
             self._task = self._host.control.spawn(self._connect(), f"connect {self.server}")
 
     async def _connect(self) -> None:
@@ -156,7 +158,6 @@ class PrefillPeer:
 
     async def _introduce(self) -> Link:
         """Look the prefill up and register with it."""
-        await self._host.admission()
         http = self._host.control.http
         info = await server_info(http, self.server)
         rank = await rank_address(http, self.server, self.dp_rank)

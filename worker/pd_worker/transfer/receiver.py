@@ -13,7 +13,7 @@ from pd_worker.transfer.common import Timer
 from pd_worker.transfer.control import Control
 from pd_worker.transfer.links import Link, PrefillPeer
 from pd_worker.transfer.mailbox import Endpoint
-from pd_worker.transfer.poll import TERMINAL, KVPoll, RoomTable
+from pd_worker.transfer.poll import NAMES, TERMINAL, KVPoll, RoomTable
 from pd_worker.transfer.wire import TransferInfo, pack_pages
 
 
@@ -74,9 +74,10 @@ class KVReceiver(BaseKVReceiver):
     ) -> None:
         if state_indices is not None:
             raise TransferError("KVArgs describe no state region")
-        if self.poll() == KVPoll.Failed:
+        state = self.poll()  # once: the control thread may fail the room at any moment
+        if state == KVPoll.Failed:
             return
-        self._check(kv_indices, aux_index)
+        self._check(state, kv_indices, aux_index)
         self.num_pages = int(kv_indices.size)
         self.info = TransferInfo(
             sender=self._host.incarnation,
@@ -89,14 +90,14 @@ class KVReceiver(BaseKVReceiver):
         self._host.rooms.update(self.room, KVPoll.Transferring)
         self._host.control.call(self._host.publish, self)
 
-    def _check(self, pages: Indices, aux_index: int) -> None:
+    def _check(self, state: int, pages: Indices, aux_index: int) -> None:
         args = self._host.args
         inside = not pages.size or (pages.min() >= 0 and pages.max() < args.num_pages)
         distinct = np.unique(pages).size == pages.size
         if not (inside and distinct and 0 <= aux_index < args.num_meta_slots):
             raise IntegrityError(f"room={self.room}: pages or slot are not of our pools")
-        if self.poll() != KVPoll.WaitingForInput:
-            raise IntegrityError(f"room={self.room}: pages published in state {self.poll()}")
+        if state != KVPoll.WaitingForInput:
+            raise IntegrityError(f"room={self.room}: pages published in state {NAMES[state]}")
 
     def poll(self) -> int:
         return self._host.rooms.poll(self.room)

@@ -44,7 +44,7 @@ class Renewal:
         self._idle.set()
 
     async def over(self) -> None:
-        """Wait until new transfers may start."""
+        """Wait until prefills may be told our sessions."""
         await self._idle.wait()
 
     def tick(
@@ -54,9 +54,9 @@ class Renewal:
         engine_of: dict[str, TransferEngine],
         links: Iterable[Link],
         *,
-        live: bool,
+        busy: bool,
     ) -> None:
-        """Ask for a renewal where one is due; do it when nothing is `live`."""
+        """Ask for a renewal where one is due; do it when nothing is `busy` with live transfers."""
         if self._wanted is None:
             self._wanted = _due(now, held, engine_of)
             if self._wanted is None:
@@ -64,8 +64,8 @@ class Renewal:
             logger.warning("engine=%s access of unreachable writers ends", self._wanted.name)
             self._idle.clear()
             for link in links:
-                link.stale = True  # to be told the new session
-        if not live and not self._running:
+                link.stale = True  # new transfers over it wait
+        if not busy and not self._running:
             self._running = True
             self._host.control.spawn(self._renew(self._wanted), "renewal")
 

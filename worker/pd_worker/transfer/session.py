@@ -89,10 +89,10 @@ class Session:
         except Exception as fault:  # the thread's edge: fails this request and no other
             logger.warning("peer=%s write failed: %s", self.endpoint, fault)
             error = f"write to decode {self.endpoint} failed: {fault}"
-        if error:
-            self.engine.reset(self._remote)
         self._tally.add("kv_transfer_seconds", time.monotonic() - started)
         chunk.owner.written(chunk, error)
+        if error:
+            self.engine.reset(self._remote)
 
     def _copy(self, chunk: Chunk) -> None:
         for blocks in self._plan(chunk):

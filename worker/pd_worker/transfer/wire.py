@@ -28,6 +28,8 @@ Pages = npt.NDArray[np.int32]
 Room = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Reason = Annotated[str, msgspec.Meta(max_length=2048)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+SessionId = Annotated[str, msgspec.Meta(max_length=64 << 10)]
+"""An engine's own; some hold every address and key of theirs."""
 
 
 class Register(msgspec.Struct, frozen=True, tag="Register", kw_only=True):
@@ -40,7 +42,7 @@ class Register(msgspec.Struct, frozen=True, tag="Register", kw_only=True):
     host: Word
     port: Port
     kv: KVArgs
-    sessions: Annotated[dict[str, str], msgspec.Meta(max_length=16)]
+    sessions: Annotated[dict[Word, SessionId], msgspec.Meta(max_length=16)]
     """Session id by engine name: through which engines decode can be written to."""
 
     def __post_init__(self) -> None:
@@ -52,7 +54,7 @@ class RegisterAck(msgspec.Struct, frozen=True, tag="RegisterAck", kw_only=True):
 
     sender: Word
     engine: Word = ""
-    session: Word = ""
+    session: SessionId = ""
     """Session id of prefill's engine, by which decode can tell whether the writer still lives."""
     refusal: Reason = ""
 

@@ -53,7 +53,8 @@ class Writer(Generic[Job]):
         return discarded
 
     def stop(self) -> threading.Thread | None:
-        """Let the thread end after the job in progress; returns it, to be joined."""
+        """Take no more jobs and let the thread end after those that are queued, so that each is
+        reported; returns it, to be joined."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -71,7 +72,7 @@ class Writer(Generic[Job]):
         with self._changed:
             if not self._jobs and not self._stopped:
                 self._changed.wait(IDLE_S)
-            if self._stopped or not self._jobs:
+            if not self._jobs:
                 self._thread = None
                 return None
             return self._jobs.popleft()

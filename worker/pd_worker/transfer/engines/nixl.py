@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import importlib
 import threading
 import time
@@ -90,7 +91,8 @@ class NixlEngine(TransferEngine):
         with self._lock:
             peer = self._peers.pop(session_id, None)
             if peer is not None:
-                self._call("remove_remote_agent", peer)
+                with contextlib.suppress(TransferError):  # it may be gone already
+                    self._call("remove_remote_agent", peer)
 
     def close(self) -> None:
         for addr in list(self._regions):
