@@ -15,6 +15,8 @@ MAX_DEPTH = 2048
 """Blocks of one prompt that are looked at: 131,072 characters or ids."""
 MAX_OWNERS = 8
 """Workers that are remembered for one block."""
+MAX_SHARED = 4096
+"""Different combinations of workers that are kept once."""
 
 
 def chain(units: str | Sequence[int]) -> list[int]:
@@ -33,7 +35,9 @@ class PrefixTable:
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._owners: OrderedDict[int, dict[str, None]] = OrderedDict()
+        self._owners: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self._shared: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Equal tuples once: nearly all blocks have one of a few."""
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -43,7 +47,7 @@ class PrefixTable:
         depths: dict[str, int] = {}
         alive = list(owners)
         for depth, block in enumerate(blocks, start=1):
-            known = self._owners.get(block, {})
+            known = self._owners.get(block, ())
             alive = [owner for owner in alive if owner in known]
             if not alive:
                 break
@@ -54,11 +58,13 @@ class PrefixTable:
         """`owner` has seen these blocks. The deepest become the oldest, so that a beginning never
         goes before what follows it."""
         for block in reversed(blocks):
-            known = self._owners.setdefault(block, {})
-            known.pop(owner, None)
-            known[owner] = None
-            if len(known) > MAX_OWNERS:
-                del known[next(iter(known))]
+            others = (each for each in self._owners.get(block, ()) if each != owner)
+            self._owners[block] = self._interned((*others, owner)[-MAX_OWNERS:])
             self._owners.move_to_end(block)
         while len(self._owners) > self._max_blocks:
             self._owners.popitem(last=False)
+
+    def _interned(self, owners: tuple[str, ...]) -> tuple[str, ...]:
+        if len(self._shared) > MAX_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(owners, owners)
