@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ from pd_worker.errors import InvalidRequest
 from pd_worker.model.grammar import GrammarCompiler
 from pd_worker.model.runner_fake import fake_geometry
 from pd_worker.model.sampler import draw
-
-from .driver import Job, sampling_batch
-from .tiny_tokenizer import EOS, byte_tokenizer, save
+from tests.worker.model.driver import Job, sampling_batch
+from tests.worker.model.tiny_tokenizer import EOS, byte_tokenizer, save
 
 VOCAB = 300
 SCHEMA = {

@@ -20,9 +20,8 @@ from pd_worker.model.attention_torch import TorchAttention
 from pd_worker.model.fingerprint import fingerprint
 from pd_worker.model.loader import LoadedModel, load_model, pick_device, pick_dtype, read_config
 from pd_worker.model.runner import ModelRunner
-
-from .driver import Driver, Job
-from .tiny import greedy, reference
+from tests.worker.model.driver import Driver, Job
+from tests.worker.model.tiny import greedy, reference
 
 
 @pytest.fixture
@@ -85,14 +84,14 @@ def test_dtype_auto_is_float32_on_a_cpu_and_the_models_own_on_a_gpu(folder: Path
 
 def test_a_context_length_may_be_shorter_but_not_longer(folder: Path) -> None:
     assert load(folder, context_length=100).geometry.context_length == 100
-    with pytest.raises(ConfigError, match="--context-length.*at most 512"):
+    with pytest.raises(ConfigError, match=r"--context-length.*at most 512"):
         load(folder, context_length=513)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_named() -> None:
     assert pick_device("auto").type == "cpu"
-    with pytest.raises(ConfigError, match="--device.*cuda:1"):
+    with pytest.raises(ConfigError, match=r"--device.*cuda:1"):
         pick_device("cuda:1")
 
 
@@ -123,7 +122,7 @@ def test_a_missing_tensor_is_not_filled_with_noise(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match="layers.1.mlp.up_proj"):
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj"):
         load(folder)
 
 

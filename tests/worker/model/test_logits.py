@@ -11,8 +11,7 @@ import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from pd_worker.model.logits import adjust, touched
-
-from .driver import Job, sampling_batch
+from tests.worker.model.driver import Job, sampling_batch
 
 VOCAB = 70
 PROMPT, OUTPUT = [3, 5, 5, 9], [9, 2, 2, 2, 69]
@@ -71,7 +70,12 @@ def test_the_grammar_rules_where_bans_leave_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({}, False), ({"bias": {1: 1.0}}, True), ({"banned": (1,)}, True), ({"penalised": True}, True)],
+    [
+        ({}, False),
+        ({"bias": {1: 1.0}}, True),
+        ({"banned": (1,)}, True),
+        ({"penalised": True}, True),
+    ],
     ids=["nothing", "bias", "banned", "penalised"],
 )
 def test_plain_rows_are_not_touched(options: dict[str, Any], expected: bool) -> None:

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from pd_worker.core.batch import ForwardMode
-
-from .driver import Job
-from .tiny import FAMILIES, VOCAB, full_logprobs, greedy, make_driver, reference
+from tests.worker.model.driver import Job
+from tests.worker.model.tiny import FAMILIES, VOCAB, full_logprobs, greedy, make_driver, reference
 
 TOKENS = 10
 

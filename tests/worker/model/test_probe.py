@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from pd_worker.errors import ModelError
 from pd_worker.model.attention import PAGED
 from pd_worker.model.probe import probe_model, refuse_config
-
-from .tiny import paged
+from tests.worker.model.tiny import paged
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

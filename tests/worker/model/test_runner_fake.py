@@ -7,8 +7,7 @@ import pytest
 
 from pd_worker.memory.allocator import PageAllocator
 from pd_worker.model.runner_fake import FakeKVPool, FakeRunner, fake_geometry
-
-from .driver import Driver, Job
+from tests.worker.model.driver import Driver, Job
 
 
 def make(page_size: int = 4, num_pages: int = 64) -> tuple[FakeRunner, Driver]:

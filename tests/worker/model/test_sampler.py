@@ -14,8 +14,7 @@ from pd_worker.core.batch import SamplingBatch
 from pd_worker.model import sampler
 from pd_worker.model.counter_rng import mix, uniforms
 from pd_worker.model.sampler import draw
-
-from .driver import Job, sampling_batch
+from tests.worker.model.driver import Job, sampling_batch
 
 VOCAB = 40
 DRAWS = 4000

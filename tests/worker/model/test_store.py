@@ -16,9 +16,8 @@ from pd_worker.config import ModelConfig, cache_dir
 from pd_worker.errors import ModelError
 from pd_worker.model import store
 from pd_worker.model.store import PackagedModel, fetch, resolve
-
-from .tiny import greedy, reference
-from .tiny_gguf import write_gguf
+from tests.worker.model.tiny import greedy, reference
+from tests.worker.model.tiny_gguf import write_gguf
 
 
 def quiet(fraction: float, what: str) -> None:
@@ -94,7 +93,7 @@ def test_what_is_no_model_is_named(model: str, reason: str, tmp_path: Path) -> N
 
 def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="nobody/nothing.*hub.*give a folder"):
+    with pytest.raises(ModelError, match=r"nobody/nothing.*hub.*give a folder"):
         resolve(ModelConfig(model="nobody/nothing"), quiet)
 
 

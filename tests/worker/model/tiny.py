@@ -1,9 +1,8 @@
-"""Tiny random models of the families that have to run, and what transformers itself makes of them."""
+"""Tiny random models of the families that have to run, and what transformers makes of them."""
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ from pd_worker.model.attention_torch import TorchAttention
 from pd_worker.model.base import ModelGeometry
 from pd_worker.model.loader import geometry_of
 from pd_worker.model.runner import ModelRunner
-
-from .driver import Driver
+from tests.worker.model.driver import Driver
 
 VOCAB = 128
 _COMMON = {
-    "hidden_size": 48,
+    "hidden_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -42,7 +40,7 @@ def _config(name: str) -> PretrainedConfig:
         case "llama":
             return transformers.LlamaConfig(**_COMMON, head_dim=16)
         case "qwen3":
-            return transformers.Qwen3Config(**_COMMON, head_dim=16)
+            return transformers.Qwen3Config(**_COMMON, head_dim=24)
         case "gemma2":
             return transformers.Gemma2Config(
                 **_COMMON, head_dim=16, sliding_window=24, layer_types=_WINDOWS
@@ -85,14 +83,6 @@ def reference(name: str) -> PreTrainedModel:
 
 
 @cache
-def saved(name: str, root: Path) -> Path:
-    """A folder with that model."""
-    folder = root / name
-    reference(name).save_pretrained(folder)
-    return folder
-
-
-@cache
 def paged(name: str, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, ModelGeometry]:
     """The same weights with our attention, and the geometry."""
     model = transformers.AutoModelForCausalLM.from_config(_config(name), attn_implementation=PAGED)
@@ -129,6 +119,11 @@ def driver_of(
 
 def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     """Tokens of transformers' generate."""
+    return _greedy(model, tuple(prompt), count)
+
+
+@cache
+def _greedy(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> list[int]:
     out = model.generate(
         torch.tensor([prompt], device=model.device),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=model.device),

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import torch
 
-from .tiny import VOCAB, reference
+from tests.worker.model.tiny import VOCAB, reference
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -51,7 +51,7 @@ def write_gguf(path: Path) -> Path:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    symbols = [chr(33 + i) if i < 90 else f"<{i}>" for i in range(VOCAB)]
+    symbols = [chr(33 + i) if i < 90 else f"<{i}>" for i in range(VOCAB - 1)] + ["!!"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(symbols)

@@ -53,6 +53,7 @@ class ModelRunner:
         tokens = draw(drawing, batch.sampling)
         self.token_buffer[self._index(batch.rows[batch.sampled])] = tokens
         scores, top = token_logprobs(drawing, tokens, batch.sampling.num_logprobs)
+        self._finish()
         return BatchResult(
             tokens=tokens.cpu().numpy(),
             logprobs=scores,
@@ -75,6 +76,12 @@ class ModelRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
+
+    def _finish(self) -> None:
+        """Wait until the step's KV is in the pool: copying no tokens to the host, as after a chunk
+        that draws none, waits for nothing, and a transfer engine reads the pages next."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _index(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
