@@ -248,3 +248,27 @@ def test_addresses_where_nobody_lives_are_forgotten(decode: Decode) -> None:
         decode.manager.reject("127.0.0.1", port, port, "nobody there")
     until(lambda: decode.manager.gauges()["kv_peers"] > 0)
     until(lambda: decode.manager.gauges()["kv_peers"] == 0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, b"{"), (200, b"{}"), (500, b"\xff\xfe")], ids=str
+)
+def test_a_foreign_answer_on_the_bootstrap_port_does_not_end_the_registration(
+    status: int, body: bytes, start_prefill: Factory
+) -> None:
+    prefill: Prefill = start_prefill(link=options(lease_ttl_s=0.6))
+    prefill.server.close()
+    until(lambda: not prefill.manager.registered, 5.0)
+
+    async def foreign(request: web.Request) -> web.Response:
+        asked.append(request.method)
+        return web.Response(status=status, body=body)
+
+    asked: list[str] = []
+    app = web.Application()
+    app.router.add_route("*", "/route", foreign)
+    stranger = ServerThread(app, port=prefill.port)
+    until(lambda: len(asked) > 2, 5.0)
+    stranger.close()
+    prefill.server = ServerThread(make_app(), port=prefill.port)
+    until(lambda: prefill.manager.registered, 5.0)

@@ -29,6 +29,7 @@ MESSAGES = [
     wire.AbortAck(sender="a", room=1, clean=False),
     wire.Ping(sender="a"),
     wire.Pong(sender="a"),
+    wire.RegisterAck(sender="a", engine="nixl", session="metadata" * 200),
 ]
 
 

@@ -23,7 +23,8 @@ async def _get(
     names = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
     params = dict(zip(names, ranks, strict=True))
     try:
-        async with http.get(f"http://{server}/route", params=params) as answer:
+        url = f"http://{server}/route"
+        async with http.get(url, params=params, allow_redirects=False) as answer:
             body = await answer.content.read(MAX_ANSWER_NBYTES)
     except TimeoutError as error:
         raise TransferError(f"bootstrap server {server} does not answer") from error

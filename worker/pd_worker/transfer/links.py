@@ -107,11 +107,6 @@ class PrefillPeer:
         """Whether nothing waits for it."""
         return not self._waiting and not self._outbox
 
-    @property
-    def connecting(self) -> bool:
-        """Whether it is being looked up."""
-        return self._task is not None and not self._task.done()
-
     def join(self, waiter: Waiter) -> None:
         """Let a receiver wait for this prefill, or connect it at once."""
         if self.link is not None and self.link.fresh:
@@ -133,7 +128,7 @@ class PrefillPeer:
             self._start()
 
     def _start(self) -> None:
-        if not self.connecting:
+        if self._task is None or self._task.done():
             self._task = self._host.control.spawn(self._connect(), f"connect {self.server}")
 
     async def _connect(self) -> None:

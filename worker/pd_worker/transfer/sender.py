@@ -130,11 +130,6 @@ class KVSender(BaseKVSender):
     def drained(self) -> bool:
         return self._outstanding == 0
 
-    @property
-    def decode_prefix_len(self) -> int:
-        """Leading tokens that decode has already; known from WaitingForInput on."""
-        return 0 if self.target is None else self.target.info.decode_prefix_len
-
     # Any thread:
 
     @property
