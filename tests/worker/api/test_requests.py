@@ -47,7 +47,7 @@ def bad_bodies(count: int) -> list[tuple[str, bytes]]:
         "max_tokens": [-1, 10**9, "7", 1.5],
         "n": [0, 129, -1, "2"],
         "stop": [[""], ["x"] * 65, [1], 3],
-        "seed": [2**63, "x", 1.5],
+        "seed": [2**63, "x", 1.5, 10**400],
         "temperature": [-1, 101, "hot"],
         "top_p": [0, 1.5, -1],
         "top_k": [-2, "x"],

@@ -47,3 +47,20 @@ def test_the_real_model_chats(small_model: Path) -> None:
     assert prompt.endswith("<|im_start|>assistant\n")
     assert tokenizer.decode(ids, skip_special_tokens=False) == prompt
     assert b"".join(map(tokenizer.token_bytes, ids)) == prompt.encode()
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "conversation"])
+def test_a_client_cannot_bring_a_template_or_another_kind_of_answer(
+    tokenizer: Tokenizer, name: str
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        tokenizer.render_chat(messages, None, {name: "{% for i in range(2**40) %}{% endfor %}"})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_variables_of_the_template_can_be_set(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    told = {"enable_thinking": False, "add_generation_prompt": False}
+    text = tokenizer.render_chat(messages, None, told)
+    assert text != tokenizer.render_chat(messages, None, {})

@@ -1,6 +1,6 @@
 """The API process: builds the application, listens, drains on SIGTERM.
 
-launch.py starts the scheduler process and then calls `serve` with the two ipc endpoints.
+launch/worker.py starts the scheduler process and then calls `serve` with the two ipc endpoints.
 """
 
 from __future__ import annotations

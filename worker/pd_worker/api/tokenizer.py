@@ -6,6 +6,7 @@ directly, which is safe to use from several threads; only the chat template is t
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from pd_worker.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TEMPLATE_ARGS = {"add_generation_prompt", "continue_final_message", "documents"}
+"""Arguments of the renderer that a client may set; all others are the template's own variables."""
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -61,6 +65,7 @@ class Tokenizer:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        self._check_args(template_args)
         args = {"add_generation_prompt": True, **template_args, "tokenize": False}
         try:
             text = self._wrapper.apply_chat_template(
@@ -71,6 +76,14 @@ class Tokenizer:
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return str(text)
+
+    def _check_args(self, template_args: dict[str, Any]) -> None:
+        """Refuse what is the renderer's own: a client's template could run for ever."""
+        own = inspect.signature(self._wrapper.apply_chat_template).parameters.keys()
+        refused = sorted(template_args.keys() & own - TEMPLATE_ARGS)
+        if refused:
+            problem = f"chat_template_kwargs cannot set {', '.join(refused)}"
+            raise InvalidRequest(problem, param="chat_template_kwargs")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for; the name of a special token; empty if unknown."""
