@@ -1,7 +1,7 @@
 """Every setting of a worker, as small frozen parts, and the only readers of the environment.
 
 The command line is generated from these classes (tyro): the text under a field is its help. They
-are validated when they are built; parts are handed down, never the whole. Composition: launch.py.
+are validated when they are built; parts are handed down, never the whole. Composition: launch/.
 """
 
 from __future__ import annotations

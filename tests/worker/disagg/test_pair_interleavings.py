@@ -28,11 +28,11 @@ NUM_SLOTS = 8
 
 
 class PrefillScheduler(SchedulerDisaggregationPrefillMixin, Scheduler):
-    """As composed in launch.py."""
+    """As composed in launch/assembly.py."""
 
 
 class DecodeScheduler(SchedulerDisaggregationDecodeMixin, Scheduler):
-    """As composed in launch.py."""
+    """As composed in launch/assembly.py."""
 
 
 class Pair:

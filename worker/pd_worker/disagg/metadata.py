@@ -4,8 +4,8 @@ One fixed-size slot per request. Prefill fills its own copy (set_buf) and the tr
 it into the slot that decode chose, the room last; decode reads it (get_buf) once the transfer is
 reported done. A slot whose room is 0 is not written; slots are cleared when they are freed.
 
-    slot: | room u64 | checksum u64 | token i32 | cached i32 | n_top i32 | flags u32 | logprob f32 |
-          | top ids i32[128] | top logprobs f32[128] |
+    slot: | room u64 | checksum u64 | token i32 | cached i32 | num_top i32 | has_checksum u32 |
+          | logprob f32 | pad f32 | top ids i32[128] | top logprobs f32[128] |
 
 Scheduler thread only; the memory is given (shared or registered with a transfer engine).
 """

@@ -18,7 +18,7 @@ import sys
 import msgspec
 
 from pd_worker.config import WorkerConfig
-from pd_worker.errors import PdserveError
+from pd_worker.errors import ConfigError, ModelError, TransferError
 from pd_worker.launch.assembly import Assembly, assemble
 from pd_worker.launch.logs import set_up_logging
 from pd_worker.messages import LoadProgress, SchedulerFailed
@@ -40,7 +40,7 @@ def main(to_scheduler: str, from_scheduler: str, parent: int) -> int:
     try:
         built = assemble(config, channel, lambda part, what: channel.send(LoadProgress(part, what)))
         _loop(config, built, channel, from_scheduler)
-    except PdserveError as error:
+    except (ConfigError, ModelError, TransferError) as error:
         channel.send(SchedulerFailed(str(error)))
         return 1
     except Exception as error:
@@ -69,6 +69,7 @@ def _loop(config: WorkerConfig, built: Assembly, channel: Channel, from_schedule
     finally:
         heartbeat.stop()
         built.close()
+        built.scheduler.grammars.close()
 
 
 def _follow_parent(parent: int) -> None:

@@ -47,8 +47,8 @@ class GrammarQueue:
         self._pending = [entry for entry in self._pending if entry[0] is not req]
 
     def close(self) -> None:
-        """End the thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the thread, after the grammar in progress; `wake` is not called any more."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _outcome(future: Future[Matcher]) -> Matcher | RequestError:
