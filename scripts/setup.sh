@@ -73,7 +73,7 @@ fi
 
 mooncake=mooncake-cpu
 nvidia-smi -L >/dev/null 2>&1 && mooncake=mooncake
-say "installing pdserve with worker, $mooncake, bench and the development tools"
-install --group dev --editable ".[worker,$mooncake,bench]"
+say "installing pdserve with worker, operator, $mooncake, bench and the development tools"
+install --group dev --editable ".[worker,operator,$mooncake,bench]"
 printf '%s %s\n' "$inputs" "$torch" >"$stamp"
 say "done: .venv/bin/pdserve --help"
