@@ -31,4 +31,4 @@ def no_checksum(pages: Pages) -> None:
 
 def crc32_checksum(store: SavedPages) -> Checksum:
     """The CRC-32 of the pages' bytes."""
-    return lambda pages: zlib.crc32(np.ascontiguousarray(store.save(pages)))
+    return lambda pages: zlib.crc32(np.ascontiguousarray(store.save(pages)).data)
