@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ SENTINEL = {
     "target_pp_rank": -1,
 }
 RANK0 = dict.fromkeys(SENTINEL, 0)
+RIGHTS: tuple[Literal["write"], Literal["read"]] = ("write", "read")
 
 
 def route(**changes: Any) -> Route:
@@ -142,7 +143,7 @@ async def test_without_the_token_nothing_is_told_or_changed(
     method: str, headers: dict[str, str], status: int, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(make_app("secret"))
-    ours = {"Authorization": f"Bearer {bootstrap_token('secret')}"}
+    ours = {"Authorization": f"Bearer {bootstrap_token('secret', 'write')}"}
     await client.put("/route", json=body(), headers=ours)
     params = {**SENTINEL, "incarnation": "a" * 32}
     forged = body(rank_ip="6.6.6.6", incarnation="f" * 32)
@@ -151,6 +152,21 @@ async def test_without_the_token_nothing_is_told_or_changed(
     rank = await (await client.get("/route", params=RANK0, headers=ours)).json()
     assert rank["rank_ip"] == "10.0.0.1"
     assert (await client.get("/health")).status == 200
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("PUT", 403), ("DELETE", 403)])
+async def test_decodes_token_reads_and_nothing_else(
+    method: str, status: int, aiohttp_client: MakeClient
+) -> None:
+    client = await aiohttp_client(make_app("secret"))
+    writer, reader = (
+        {"Authorization": f"Bearer {bootstrap_token('secret', right)}"} for right in RIGHTS
+    )
+    await client.put("/route", json=body(), headers=writer)
+    params = RANK0 if method == "GET" else {**SENTINEL, "incarnation": "a" * 32}
+    answer = await client.request(method, "/route", params=params, json=body(), headers=reader)
+    assert answer.status == status
+    assert (await client.get("/route", params=RANK0, headers=writer)).status == 200
 
 
 async def test_only_the_same_address_replaces_a_live_row(aiohttp_client: MakeClient) -> None:

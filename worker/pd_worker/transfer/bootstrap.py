@@ -55,7 +55,8 @@ class BootstrapServer:
 
     def __init__(self, secret: str = "") -> None:
         self.registry = Registry()
-        self._token = bootstrap_token(secret)
+        self._write_token = bootstrap_token(secret, "write")
+        self._tokens = {"GET": [bootstrap_token(secret, "read"), self._write_token]}
 
     def app(self) -> web.Application:
         """A new application that serves this server's table."""
@@ -68,11 +69,12 @@ class BootstrapServer:
 
     @web.middleware
     async def _authorise(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._token and request.path != "/health":
+        if self._write_token and request.path != "/health":
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             if scheme != "Bearer" or not token:
                 return _error(401, "a bearer token is needed")
-            if not hmac.compare_digest(token.encode(), self._token.encode()):
+            accepted = self._tokens.get(request.method, [self._write_token])
+            if not any(hmac.compare_digest(token.encode(), good.encode()) for good in accepted):
                 return _error(403, "the token is wrong")
         return await handler(request)
 
@@ -82,7 +84,7 @@ class BootstrapServer:
     async def _put(self, request: web.Request) -> web.Response:
         try:
             route = _decoder.decode(await request.read())
-            self.registry.put(route, time.monotonic(), trusted=bool(self._token))
+            self.registry.put(route, time.monotonic(), trusted=bool(self._write_token))
         except msgspec.ValidationError as error:
             return _error(400, str(error), _field_of(error))
         except msgspec.DecodeError as error:
@@ -108,6 +110,6 @@ class BootstrapServer:
         if info is None:
             return _error(503, "not all prefill ranks are registered")
         if tuple(ranks) == SENTINEL:
-            return _json(msgspec.structs.replace(info, has_secret=bool(self._token)))
+            return _json(msgspec.structs.replace(info, has_secret=bool(self._write_token)))
         address = self.registry.address((ranks[0], ranks[1], ranks[2], ranks[3]))
         return _error(404, "there is no such rank") if address is None else _json(address)

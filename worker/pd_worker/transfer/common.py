@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from pd_worker.errors import BackendUnavailable
 from pd_worker.transfer import wire
@@ -11,6 +12,7 @@ from pd_worker.transfer.args import KVArgs, LinkOptions
 from pd_worker.transfer.base import BaseKVManager
 from pd_worker.transfer.control import Control
 from pd_worker.transfer.engine import TransferEngine
+from pd_worker.transfer.keys import bootstrap_token
 from pd_worker.transfer.mailbox import Endpoint
 from pd_worker.transfer.poll import RoomTable
 from pd_worker.transfer.tally import Tally
@@ -18,6 +20,9 @@ from pd_worker.transfer.tally import Tally
 
 class CommonKVManager(BaseKVManager):
     """Rooms, engines and the control thread of one process. Takes over the engines."""
+
+    registry_right: Literal["read", "write"] = "read"
+    """What this role may do on a bootstrap server."""
 
     def __init__(
         self,
@@ -38,7 +43,8 @@ class CommonKVManager(BaseKVManager):
         self.engines = {engine.name: engine for engine in engines}
         self.tally = Tally()
         self.rooms = RoomTable(wake)
-        self.control = Control(options.host, options.secret, self.tally)
+        token = bootstrap_token(options.secret, self.registry_right)
+        self.control = Control(options.host, options.secret, token, self.tally)
         self._closed = False
 
     @property

@@ -19,7 +19,7 @@ import aiohttp
 
 from pd_worker.errors import TransferError, WireError
 from pd_worker.transfer import wire
-from pd_worker.transfer.keys import bootstrap_token, curve_pair
+from pd_worker.transfer.keys import curve_pair
 from pd_worker.transfer.mailbox import Endpoint, Mailbox, resolve
 from pd_worker.transfer.tally import LogLimiter, Tally
 
@@ -33,9 +33,10 @@ FAREWELL_MS = 300
 class Control:
     """Runs `on_message` for every message and `on_tick` twice a second, on a thread of its own."""
 
-    def __init__(self, host: str, secret: str, tally: Tally) -> None:
+    def __init__(self, host: str, secret: str, token: str, tally: Tally) -> None:
+        """`token`: of the bootstrap servers that are asked; empty for none."""
         self._host = resolve(host)
-        self._pair, self._token = curve_pair(secret), bootstrap_token(secret)
+        self._pair, self._token = curve_pair(secret), token
         self._tally = tally
         self._limiter = LogLimiter(logger)
         self._turned = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from typing import Literal
 
 import zmq
 from zmq.utils import z85
@@ -22,9 +23,13 @@ def _derive(secret: str, purpose: str) -> bytes:
     return hmac.digest(secret.encode(), f"pdserve {purpose}".encode(), hashlib.sha256)
 
 
-def bootstrap_token(secret: str) -> str:
-    """Bearer token of the bootstrap registry; empty without a secret."""
-    return _derive(secret, "bootstrap token 1").hex() if secret else ""
+def bootstrap_token(secret: str, right: Literal["read", "write"]) -> str:
+    """Bearer token of the bootstrap registry; empty without a secret.
+
+    Decode looks up whatever address a request names, so its token must not let whoever listens
+    there register: it reads and nothing else. The token that writes also reads.
+    """
+    return _derive(secret, f"bootstrap token 1 {right}").hex() if secret else ""
 
 
 def curve_pair(secret: str) -> CurvePair | None:

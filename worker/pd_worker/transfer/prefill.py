@@ -38,6 +38,8 @@ STOP_WRITERS_S = 5.0
 class PrefillKVManager(CommonKVManager):
     """See BaseKVManager and the module's text."""
 
+    registry_right = "write"
+
     def __init__(
         self,
         args: KVArgs,
