@@ -16,13 +16,11 @@ import numpy.typing as npt
 
 from pd_worker.core.sampling_params import SamplingParams
 from pd_worker.errors import RequestError
+from pd_worker.memory.pages import Pages, empty_pages
 from pd_worker.messages import Finish, GenerateRequest, Output, Stage, TopLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Container
-
-Pages = npt.NDArray[np.int32]
-NO_PAGES: Pages = np.empty(0, np.int32)
 
 
 class Matcher(Protocol):
@@ -84,7 +82,7 @@ class Req:
         self.row = -1
         self.num_computed = 0
         self.num_allocated = 0
-        self.private_pages: Pages = NO_PAGES
+        self.private_pages: Pages = empty_pages()
         self.node: Any = None
         self.cached_tokens = 0
         self.backup: Any = None

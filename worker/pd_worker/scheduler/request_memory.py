@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from pd_worker.core.batch import Ints
-from pd_worker.core.req import NO_PAGES, Pages, Req
+from pd_worker.core.req import Req
 from pd_worker.memory.allocator import PageAllocator
-from pd_worker.memory.pages import kv_to_page_indices, page_slots, pages_for
+from pd_worker.memory.pages import Pages, empty_pages, kv_to_page_indices, page_slots, pages_for
 from pd_worker.memory.pools import ReqToTokenPool
 from pd_worker.memory.prefix_cache import BasePrefixCache
 
@@ -91,7 +91,7 @@ class RequestMemory:
         over and counted as computed; at least one prompt token is always left to compute.
         `take_row` gets the row where that is not the pool's `alloc`.
         """
-        node, pages = None, NO_PAGES
+        node, pages = None, empty_pages()
         if reuse:
             prefix = self.cache.match(req.input_ids[: req.num_prompt - 1], req.message.extra_key)
             node, pages = prefix.node, prefix.pages
@@ -146,7 +146,7 @@ class RequestMemory:
             self.cache.unlock(req.node)
         if req.row >= 0:
             self.rows.free(req.row)
-        req.row, req.node, req.private_pages, req.num_allocated = -1, None, NO_PAGES, 0
+        req.row, req.node, req.private_pages, req.num_allocated = -1, None, empty_pages(), 0
         req.backup = None
 
     def retract(self, req: Req) -> None:
