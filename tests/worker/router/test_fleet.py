@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from pd_worker.errors import ConfigError
@@ -233,11 +235,8 @@ async def test_another_process_behind_the_address_starts_with_a_closed_breaker(f
     assert worker.identity.endswith("#2")
 
 
-async def test_metrics_add_up(front):
-    f = await front(prefill=2)
-    for _ in range(20):
-        await f.ask()
-    await f.ask(messages=[], bootstrap_room=1)
+async def metrics(f) -> Callable[..., float]:
+    """A function that sums up the samples of a name with given labels."""
     async with f.session.get("/metrics") as response:
         text = await response.text()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -249,6 +248,31 @@ async def test_metrics_add_up(front):
             if sample.name == f"pdserve_router_{name}" and labels.items() <= sample.labels.items()
         )
 
+    return total
+
+
+async def test_a_client_that_leaves_with_its_whole_answer_was_served(front):
+    async def lingers(stub: Stub, request: web.Request) -> web.StreamResponse:
+        await stub.meet()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    f = await front()
+    f.prefill[0].script = lingers
+    leaves = {"Connection": "close"}
+    async with f.session.post("/generate", json={"text": "hi"}, headers=leaves) as response:
+        await response.read()
+    await f.idle()
+    total = await metrics(f)
+    assert total("requests_total") == total("requests_total", status="200") == 1
+
+
+async def test_metrics_add_up(front):
+    f = await front(prefill=2)
+    for _ in range(20):
+        await f.ask()
+    await f.ask(messages=[], bootstrap_room=1)
+    total = await metrics(f)
     assert total("requests_total", path="/v1/chat/completions", status="200") == 20
     assert total("requests_total", status="400") == 1
     assert total("requests_total") == total("request_seconds_count") == 21

@@ -227,3 +227,24 @@ def test_pages_of_an_unreachable_writer_come_back_when_its_access_is_revoked(
     assert remote.process.read()["state"] == KVPoll.Failed
     assert (decode.pool.page(22) == 52).all()
     assert (decode.pool.page(39) == CANARY).all()
+
+
+@pytest.mark.parametrize("end", ["aborted", "served"])
+def test_a_prefill_that_forgot_a_decode_gets_to_know_it_again(
+    end: str, prefill: Prefill, decode: Decode
+) -> None:
+    """It was stopped, or out of reach, for so long that it took decode for idle."""
+    receiver = receive(decode, prefill, 1, (5,), 1)
+    manager = prefill.manager
+    until(lambda: manager.gauges()["kv_early_transfer_infos"] == 1)
+    manager.control.call(lambda: [manager.sessions.end(each, "idle") for each in manager.sessions])
+    until(lambda: not manager.sessions)
+    if end == "aborted":
+        receiver.abort("left")
+    else:
+        sender = manager.create_sender(1)
+        until_state(sender, KVPoll.WaitingForInput)
+        sender.init(1, 0)
+        sender.send(indices(1), num_kv_tokens=16)
+        until_state(receiver, KVPoll.Success)
+    until(lambda: receiver.drained)

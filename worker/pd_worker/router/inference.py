@@ -47,6 +47,10 @@ class Inference:
             status = answer.status
         except ClientGone:
             log.debug("id=%s the client left", answer.request_id)
+        except asyncio.CancelledError:
+            if answer.ended:  # the client has it all and left before prefill had ended its own
+                status, reason = answer.status, ""
+            raise
         finally:
             self._count(-1)
             self._note(request.path, answer, status, reason)

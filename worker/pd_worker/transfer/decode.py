@@ -278,6 +278,10 @@ class DecodeKVManager(CommonKVManager):
         engine = self.engines.get(link.engine)
         return engine is not None and engine.gone(link.session)
 
+    def greet(self, link: Link) -> None:
+        """Register again, in case it has forgotten us: it was stopped or out of reach for long."""
+        self.send(link.endpoint, self._hello(link))
+
     def lost(self, link: Link, what: str) -> None:
         """Nothing more will come of the link: its rooms fail."""
         for receiver in list(self._receivers.values()):

@@ -5,7 +5,7 @@ A link that is used is pinged twice a second. One that is silent is probed:
     its port is closed, or its shared memory unlocked   it has ended
     its BootstrapServer names another process           it was replaced; ended, unless it listens
     nothing answers for long                            it cannot be reached; it may live
-    its port is open                                    it hangs; nothing happens
+    its port is open                                    it hangs, or has forgotten us: it is greeted
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class WatchHost(Protocol):
 
     def gone(self, link: Link) -> bool:
         """Whether the link's engine knows that the process has ended."""
+
+    def greet(self, link: Link) -> None:
+        """Register again, in case it has forgotten us."""
 
     def lost(self, link: Link, what: str) -> None:
         """Nothing more will come of the link: its rooms fail."""
@@ -133,6 +136,8 @@ class LinkTable:
             self.lose(link, "was replaced by another process")
             if door is Door.SILENT:
                 self._end(link, "died")
+        elif door is Door.OPEN and not link.stale:
+            self._host.greet(link)
         elif door is Door.SILENT and time.monotonic() - link.heard > UNREACHABLE_S:
             self.lose(link, "cannot be reached")
 
