@@ -22,17 +22,23 @@ class Archive:
         known, _ = await self._cluster.list(
             CONTROLLER_REVISION, namespace, revisions.selector(resource.name)
         )
+        latest = max(known, key=revisions.number, default=None)
+        if latest and latest["metadata"]["name"] == name:
+            return
+        for before in known:
+            if before["metadata"]["name"] == name:  # a revision's number cannot be changed
+                await self._delete(before)
         number = revisions.next_number(known)
-        mine = next((each for each in known if each["metadata"]["name"] == name), None)
-        if mine is None:
-            made = revisions.revision(resource, body["spec"], mark, number)
-            known.append(await self._cluster.create(CONTROLLER_REVISION, made))
-            self._telemetry.wrote("create")
-        elif int(mine["revision"]) + 1 < number:
-            await self._cluster.patch(CONTROLLER_REVISION, namespace, name, {"revision": number})
-            mine["revision"] = number
-            self._telemetry.wrote("revision")
-        for old in revisions.surplus(known, resource.spec.rollout.revision_history_limit):
-            meta = old["metadata"]
-            await self._cluster.delete(CONTROLLER_REVISION, namespace, meta["name"], meta["uid"])
-            self._telemetry.wrote("delete")
+        made = revisions.revision(resource, body["spec"], mark, number)
+        await self._cluster.create(CONTROLLER_REVISION, made)
+        self._telemetry.wrote("create")
+        kept = [made, *(each for each in known if each["metadata"]["name"] != name)]
+        for old in revisions.surplus(kept, resource.spec.rollout.revision_history_limit):
+            await self._delete(old)
+
+    async def _delete(self, revision: Manifest) -> None:
+        meta = revision["metadata"]
+        await self._cluster.delete(
+            CONTROLLER_REVISION, meta["namespace"], meta["name"], meta["uid"]
+        )
+        self._telemetry.wrote("delete")

@@ -47,7 +47,7 @@ def needs(namespaces: tuple[str, ...], optional: frozenset[Kind], lease: str) ->
             yield Need(verb, POD, namespace=namespace)
         for verb in ("get", "create"):
             yield Need(verb, SECRET, namespace=namespace)
-        for verb in ("list", "create", "patch", "delete"):
+        for verb in ("list", "create", "delete"):
             yield Need(verb, CONTROLLER_REVISION, namespace=namespace)
         yield Need("create", EVENT, namespace=namespace)
         for kind in (*ALWAYS, *sorted(optional)):

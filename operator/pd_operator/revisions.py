@@ -26,7 +26,7 @@ def selector(name: str) -> str:
     return f"{names.DEPLOYMENT}={name},app.kubernetes.io/component={COMPONENT}"
 
 
-def revision(resource: Resource, spec: Mapping[str, Any], mark: str, number: int) -> Manifest:
+def revision(resource: Resource, spec: Mapping[str, Any], mark: str, place: int) -> Manifest:
     """The object for `spec`, whose pod templates are named by `mark`."""
     labels = names.labels(resource.name, COMPONENT)
     labels.pop("app.kubernetes.io/managed-by")  # by it the operator finds what it watches
@@ -39,19 +39,24 @@ def revision(resource: Resource, spec: Mapping[str, Any], mark: str, number: int
             "labels": labels,
             "ownerReferences": [resource.owner],
         },
-        "revision": number,
+        "revision": place,
         "data": {"spec": dict(spec)},
     }
 
 
+def number(revision: Manifest) -> int:
+    """Its place in the order of revisions."""
+    return int(revision["revision"])
+
+
 def in_order(revisions: Iterable[Manifest]) -> list[Manifest]:
     """Oldest first."""
-    return sorted(revisions, key=lambda each: int(each["revision"]))
+    return sorted(revisions, key=number)
 
 
 def next_number(revisions: Iterable[Manifest]) -> int:
     """Of the revision that is wanted now."""
-    return max((int(each["revision"]) for each in revisions), default=0) + 1
+    return max(map(number, revisions), default=0) + 1
 
 
 def surplus(revisions: Iterable[Manifest], limit: int) -> list[Manifest]:
@@ -60,13 +65,15 @@ def surplus(revisions: Iterable[Manifest], limit: int) -> list[Manifest]:
     return ordered[: max(len(ordered) - 1 - limit, 0)]
 
 
-def earlier(revisions: Iterable[Manifest], number: int) -> Manifest:
-    """The revision to go back to: that number, or 0 for the one before the latest. Raises
-    InvalidSpec where there is none."""
+def earlier(revisions: Iterable[Manifest], place: int) -> Manifest:
+    """The revision to go back to: the one of that number, or for 0 the one before the latest.
+
+    Raises InvalidSpec where there is none.
+    """
     ordered = in_order(revisions)
-    if number == 0 and len(ordered) > 1:
+    if place == 0 and len(ordered) > 1:
         return ordered[-2]
-    found = next((each for each in ordered if int(each["revision"]) == number), None)
+    found = next((each for each in ordered if number(each) == place), None)
     if found is None:
         known = ", ".join(str(each["revision"]) for each in ordered) or "none"
         raise InvalidSpec(f"there is no such revision to go back to; known: {known}")

@@ -8,7 +8,7 @@ What the operator does in the namespaces that it watches. It applies (create, pa
   verbs: [get, list, watch]
 - apiGroups: [pdserve.io]
   resources: [pddeployments/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # ownerReferences with blockOwnerDeletion ask for it where OwnerReferencesPermissionEnforcement is on.
 - apiGroups: [pdserve.io]
   resources: [pddeployments/finalizers]
@@ -18,7 +18,7 @@ What the operator does in the namespaces that it watches. It applies (create, pa
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [controllerrevisions]
-  verbs: [list, create, patch, delete]
+  verbs: [list, create, delete]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
