@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -44,6 +45,8 @@ WATCH_S = 300
 SILENCE_S = 75.0
 """It sends a bookmark a minute; without one for so long the connection is dead."""
 CONNECTIONS = 64
+TLS_END_S = 0.25
+"""aiohttp ends TLS connections in the background; a loop must not end before."""
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -77,16 +80,18 @@ class Cluster:
         self._api = api
 
     @classmethod
-    async def connect(cls) -> Cluster:
-        """By the pod's service account, else by the kubeconfig. Raises OperatorError."""
+    async def connect(cls, kubeconfig: Path | None = None) -> Cluster:
+        """By that file, else by the pod's service account, else by the user's kubeconfig. Raises
+        OperatorError."""
         configuration = client.Configuration()
         configuration.connection_pool_maxsize = CONNECTIONS
-        await _load(configuration)
+        await _load(configuration, kubeconfig)
         return cls(client.ApiClient(configuration))
 
     async def close(self) -> None:
         """End all connections."""
         await self._api.close()  # type: ignore[no-untyped-call]
+        await asyncio.sleep(TLS_END_S)
 
     async def access(self) -> Access:
         """What another client needs; a token in it is valid for minutes only."""
@@ -159,9 +164,11 @@ class Cluster:
         meta = manifest["metadata"]
         return await self._once("PUT", kind.path(meta["namespace"], meta["name"]), {}, manifest)
 
-    async def patch(self, kind: Kind, namespace: str, name: str, change: Manifest) -> Manifest:
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, change: Manifest, *, subresource: str = ""
+    ) -> Manifest:
         """JSON merge patch. Raises NotFound."""
-        path = kind.path(namespace, name)
+        path = kind.path(namespace, name, subresource)
         return await self._retried("PATCH", path, {}, change, _MERGE)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
@@ -262,13 +269,15 @@ class Cluster:
         return headers
 
 
-async def _load(configuration: client.Configuration) -> None:
+async def _load(configuration: client.Configuration, kubeconfig: Path | None) -> None:
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+        if in_pod and kubeconfig is None:
             config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         else:
             await config.load_kube_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
+                config_file=str(kubeconfig) if kubeconfig else None,
+                client_configuration=configuration,
             )
     except ConfigException as error:
         raise OperatorError(f"no way to the cluster: {error}") from error

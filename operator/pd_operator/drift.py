@@ -22,12 +22,12 @@ def drifted(wanted: Manifest, live: Mapping[str, Any]) -> bool:
 
 
 def _holds(wanted: Any, live: Any) -> bool:
-    if wanted == live:
-        return True
+    if wanted == live or (live is None and not wanted):
+        return True  # the API server drops what is 0, false or empty
     if isinstance(wanted, dict):
-        if not isinstance(live, dict):
-            return not wanted and live is None
-        return all(_holds(value, live.get(name)) for name, value in wanted.items())
+        return isinstance(live, dict) and all(
+            _holds(value, live.get(name)) for name, value in wanted.items()
+        )
     if isinstance(wanted, list):
         return _list_holds(wanted, live)
     return quantity.equal(wanted, live)
@@ -35,7 +35,7 @@ def _holds(wanted: Any, live: Any) -> bool:
 
 def _list_holds(wanted: list[Any], live: Any) -> bool:
     if not wanted:
-        return True  # the API server drops empty lists, and lists of others are theirs
+        return True  # what others put into it is theirs
     if not isinstance(live, list):
         return False
     key = _key(wanted)

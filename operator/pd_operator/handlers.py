@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
 
 from pd_operator import names
-from pd_operator.cluster import PAGE, SILENCE_S, WATCH_S, Cluster
+from pd_operator.cluster import PAGE, SILENCE_S, TLS_END_S, WATCH_S, Access, Cluster
 
 TOKEN_LIFE = timedelta(minutes=10)
 """After so long kopf asks for the credentials again; a pod's token is renewed within an hour."""
+Login = Callable[[], Awaitable[Access]]
 Told = Callable[[str, dict[str, Any]], None]
 """Called with DELETED or anything else, and the PDDeployment."""
 
@@ -48,13 +50,13 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-def registry(cluster: Cluster, told: Told) -> kopf.OperatorRegistry:
+def registry(login: Login, told: Told) -> kopf.OperatorRegistry:
     """The login and the one handler."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        access = await cluster.access()
+    async def connect(**_: Any) -> kopf.ConnectionInfo:
+        access = await login()
         return kopf.ConnectionInfo(
             server=access.server,
             ca_path=access.ca_file,
@@ -74,16 +76,32 @@ def registry(cluster: Cluster, told: Told) -> kopf.OperatorRegistry:
 
 
 async def follow(
-    cluster: Cluster, namespaces: Collection[str], told: Told, stop: asyncio.Event
+    cluster: Cluster, namespaces: Collection[str], told: Told, stop: threading.Event
 ) -> None:
-    """Hand on every change until `stop` is set. Raises what ends kopf."""
-    for noisy in ("kopf", "kopf.objects", "kopf._core"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    await kopf.operator(
-        registry=registry(cluster, told),
-        settings=settings(),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=tuple(namespaces),
-        stop_flag=stop,
-    )
+    """Hand on every change until `stop` is set. Raises what ends kopf.
+
+    kopf has a loop of its own in a thread of its own: at its end it cancels every task of its loop
+    that it did not find there at its beginning.
+    """
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
+    loop = asyncio.get_running_loop()
+
+    async def login() -> Access:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cluster.access(), loop))
+
+    def hand_on(event: str, body: dict[str, Any]) -> None:
+        loop.call_soon_threadsafe(told, event, body)
+
+    async def run() -> None:
+        await kopf.operator(
+            registry=registry(login, hand_on),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=tuple(namespaces),
+            stop_flag=stop,
+        )
+        await asyncio.sleep(TLS_END_S)
+
+    await asyncio.to_thread(lambda: asyncio.run(run()))

@@ -71,7 +71,7 @@ class Workload:
     updated: int
     existing: int
     replicas_owners: tuple[str, ...]
-    """Field managers that own spec.replicas."""
+    """Field managers that own spec.replicas by server-side apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

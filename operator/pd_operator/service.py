@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import socket
+import threading
 import time
 
 from pd_operator.cluster import Cluster
@@ -113,8 +114,10 @@ class Service:
         """Follow the cluster, and act while leading, until `stop` or until a part ends."""
         prober = Prober(self.queue.add) if self.options.probe_workers else None
         reconciler = self._reconciler(optional, prober)
-        ended = asyncio.create_task(stop.wait())
-        following = asyncio.create_task(self._follow(stop))
+        ended, kopf_stop = asyncio.create_task(stop.wait()), threading.Event()
+        following = asyncio.create_task(
+            follow(self.cluster, self.options.namespace, self.resync.told, kopf_stop)
+        )
         parts = [asyncio.create_task(reflector.run()) for reflector in self.reflectors]
         parts += [
             asyncio.create_task(self.resync.run()),
@@ -127,8 +130,8 @@ class Service:
             for task in done - {ended}:
                 task.result()
         finally:
-            stop.set()
-            for task in parts:
+            kopf_stop.set()
+            for task in (ended, *parts):
                 task.cancel()
             await asyncio.gather(ended, following, *parts, return_exceptions=True)
             if prober:
@@ -147,9 +150,6 @@ class Service:
             optional_kinds=optional, operator_namespace=self.options.lease.partition("/")[0]
         )
         return Reconciler(tools, around, self.options.resync_s)
-
-    async def _follow(self, stop: asyncio.Event) -> None:
-        await follow(self.cluster, self.options.namespace, self.resync.told, stop)
 
     async def _lead(self, reconciler: Reconciler) -> None:
         """Act on complete knowledge only: what is not listed yet would look as if it were gone."""

@@ -34,7 +34,7 @@ def controller(manifest: Mapping[str, Any]) -> Manifest | None:
 
 
 def trimmed(kind: Kind, manifest: Mapping[str, Any]) -> Manifest:
-    """The object without what nobody reads. Of managedFields only who owns replicas is kept."""
+    """The object without what nobody reads. Of managedFields only who applied replicas is kept."""
     meta = dict(manifest["metadata"])
     managers = meta.pop("managedFields", [])
     slim: Manifest = {**manifest, "metadata": meta}
@@ -46,7 +46,9 @@ def trimmed(kind: Kind, manifest: Mapping[str, Any]) -> Manifest:
 
 
 def _owns_replicas(entry: Mapping[str, Any]) -> bool:
-    return "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+    return entry["operation"] == "Apply" and "f:replicas" in entry.get("fieldsV1", {}).get(
+        "f:spec", {}
+    )
 
 
 class Store:

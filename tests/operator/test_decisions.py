@@ -32,7 +32,10 @@ def with_replicas(store: Store, made: Resource, role: str, replicas: int, *owner
     found = store.of(made.key, STATEFUL_SET)[names.workload("m", role)]
     changed = found | {"spec": found["spec"] | {"replicas": replicas}}
     meta = changed["metadata"] | {"resourceVersion": "9"}
-    fields = [{"manager": o, "fieldsV1": {"f:spec": {"f:replicas": {}}}} for o in owners]
+    fields = [
+        {"manager": o, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        for o in owners
+    ]
     store.put(STATEFUL_SET, changed | {"metadata": meta | {"managedFields": fields}})
     return store
 

@@ -48,8 +48,20 @@ WORKER = (*POD, "containers", 0)
             *POD, "volumes", to=[{"name": "more"}, *SET["spec"]["template"]["spec"]["volumes"]]
         ),
         changed("status", "replicas", to=3),
+        changed("spec", "minReadySeconds", to=None),
     ],
-    ids=["same", "replicas", "cpu", "memory", "default", "label", "annotation", "volume", "status"],
+    ids=[
+        "same",
+        "replicas",
+        "cpu",
+        "memory",
+        "default",
+        "label",
+        "annotation",
+        "volume",
+        "status",
+        "zero",
+    ],
 )
 def test_what_belongs_to_others_is_no_drift(found: dict[str, Any]) -> None:
     wanted = SET | {"spec": {k: v for k, v in SET["spec"].items() if k != "replicas"}}

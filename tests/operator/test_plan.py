@@ -97,7 +97,11 @@ def test_replicas_get_a_second_owner_before_the_first_lets_go() -> None:
     made = resource(engine={"image": "worker:2"})
     store = whole(resource())
     found = copy.deepcopy(store.of(made.key, STATEFUL_SET)["m-decode"])
-    owner = {"manager": names.FIELD_MANAGER, "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    owner = {
+        "manager": names.FIELD_MANAGER,
+        "operation": "Apply",
+        "fieldsV1": {"f:spec": {"f:replicas": {}}},
+    }
     found["metadata"] |= {"resourceVersion": "5", "managedFields": [owner]}
     store.put(STATEFUL_SET, found)
     [claim] = planned(made, store).claims

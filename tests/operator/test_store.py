@@ -82,11 +82,12 @@ def test_nothing_stays_of_a_deployment_that_is_gone() -> None:
 
 def test_of_managed_fields_only_the_owners_of_replicas_are_kept() -> None:
     managers = [
-        {"manager": "hpa", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
-        {"manager": "us", "fieldsV1": {"f:spec": {"f:template": {}}}},
+        {"manager": "hpa", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "we", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}},
     ]
     slim = trimmed(STATEFUL_SET, service("s", managedFields=managers))
-    assert slim["replicasOwners"] == ["hpa"]
+    assert slim["replicasOwners"] == ["us"]
     assert "managedFields" not in slim["metadata"]
 
 

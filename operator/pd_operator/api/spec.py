@@ -147,6 +147,16 @@ class NetworkPolicy(Part, frozen=True, kw_only=True):
     """Namespace selector of who may scrape; absent: every namespace."""
 
 
+def _one_rank(role: str) -> Rule:
+    """What the Pdserve engine asks of a role."""
+    return Rule(
+        f"self.engine.type != 'Pdserve' || self.{role}.nodesPerWorker == 1 && self.{role}.gpus <= 1"
+        f" && (!has(self.{role}.tensorParallel) || self.{role}.tensorParallel == 1)",
+        f"a Pdserve {role} worker has one rank: gpus at most 1, nodesPerWorker and"
+        " tensorParallel 1",
+    )
+
+
 class Spec(Part, frozen=True, kw_only=True):
     """A model served by prefill workers, decode workers and a router."""
 
@@ -172,12 +182,8 @@ class Spec(Part, frozen=True, kw_only=True):
             f" {list(DECODE_METRICS)})",
             f"decode scales by {', '.join(DECODE_METRICS)}",
         ),
-        Rule(
-            "self.engine.type != 'Pdserve' || [self.prefill, self.decode].all(r,"
-            " r.nodesPerWorker == 1 && r.gpus <= 1 && (!has(r.tensorParallel)"
-            " || r.tensorParallel == 1))",
-            "a Pdserve worker has one rank: gpus at most 1, nodesPerWorker and tensorParallel 1",
-        ),
+        _one_rank("prefill"),
+        _one_rank("decode"),
         Rule(
             "self.engine.type != 'Pdserve' || self.transfer.backend in"
             " ['Mooncake', 'NIXL', 'Fake']",

@@ -290,8 +290,6 @@ def test_nothing_is_released_before_the_surge_has_come():
     old = Worker(ordinal=0, new=False, key="a", state="ready")
     fleet = Fleet(replicas=1, current=False, workers=(old,))
     goal = RoleGoal(replicas=1, key="b", max_surge=1)
-    first = step(
-        Goal(prefill=goal, decode=goal), Now(prefill=fleet, decode=fleet), None, clock=0.0
-    )
+    first = step(Goal(prefill=goal, decode=goal), Now(prefill=fleet, decode=fleet), None, clock=0.0)
     assert (first.prefill.replicas, first.prefill.partition) == (2, 1)
     assert (first.decode.replicas, first.decode.partition) == (2, 1)
