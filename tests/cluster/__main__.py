@@ -1,7 +1,12 @@
-"""`python -m tests.cluster build | up | down | load IMAGE.tar ...`: what the make targets call."""
+"""For the make targets: python -m tests.cluster build [PROGRAM ...] | up | down | load TAR ...
+
+build: programs and, as root, images; needs minutes once. up: a cluster that stays. down: removes
+every trace of it. load: images into it.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +29,7 @@ def main(arguments: list[str]) -> int:
     """Run one command line."""
     match arguments:
         case ["build", *names]:
-            ensure(*(names or PROGRAMS))
+            build(names)
         case ["up"]:
             return up()
         case ["down"]:
@@ -37,6 +42,14 @@ def main(arguments: list[str]) -> int:
             print(__doc__, file=sys.stderr)
             return 2
     return 0
+
+
+def build(names: list[str]) -> None:
+    """Everything that this user can run, or only the programs that are named."""
+    ensure(*(names or PROGRAMS))
+    if not names and os.geteuid() == 0:
+        for image in (images.OPERATOR, images.WORKER):
+            images.build(image)
 
 
 def up() -> int:
