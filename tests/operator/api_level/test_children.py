@@ -80,7 +80,7 @@ async def test_what_the_api_server_stores_is_no_drift(space: Space, operator: Se
     roles = {role: RoleChoice(partition=0) for role in names.ROLES}
     wanted = desired_state(Resource.parse(made), Choices(roles=roles))
     live = await space.children()
-    assert len(wanted) == len(live) == 16
+    assert len(wanted) == len(live) == 15
     assert [m["kind"] for m in wanted if drifted(m, live[m["kind"], m["metadata"]["name"]])] == []
 
 
