@@ -1,19 +1,24 @@
 """StatefulSets of both roles with their controller and kubelet, as far as a rollout sees them.
 
-Parallel pod management; a partition; at most one pod is taken for an update at a time, from the
-top, and only when the ones above it are ready (or, with `counts_all`, when all are). A template is
-good or bad: pods of a bad one never become ready.
+Parallel pod management and a partition. How many released pods the controller takes at a time
+differs among versions of Kubernetes (see Pace); a rollout must be right with all of them. A
+template is good or bad: pods of a bad one never become ready.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from pd_operator.fleet import Fleet, State, Worker
 from pd_operator.rollout import Goal, Now, Progress, Step, step
 from pd_operator.sizing import Size
 
+Pace = Literal["one", "one of all", "eager"]
+"""one: from the top, each when those above it are ready. one of all: only when all are ready.
+eager: all of them at once."""
+PACES: tuple[Pace, ...] = ("one", "one of all", "eager")
 STARTUP, SHUTDOWN, GIVE_UP = 3, 2, 4
 """Ticks until ready, until gone, and until a bad pod counts as broken."""
 
@@ -58,7 +63,7 @@ class StatefulSet:
     current: Template = field(init=False)
     """The template that pods below the partition are made from."""
     partition: int = 0
-    counts_all: bool = False
+    pace: Pace = "one"
     pods: dict[int, Pod] = field(default_factory=dict)
     uids: count[int] = field(default_factory=count)
 
@@ -76,8 +81,8 @@ class StatefulSet:
                 room -= 1
         return room
 
-    def tick(self) -> list[Pod]:
-        """One round of the controller and the kubelet; the pods that the update takes."""
+    def tick(self) -> None:
+        """One round of the controller and the kubelet."""
         for pod in list(self.pods.values()):
             pod.age += 1
             if pod.dying is not None:
@@ -87,21 +92,19 @@ class StatefulSet:
             elif pod.ordinal >= self.replicas:
                 pod.dying = SHUTDOWN
         self._complete()
-        return self._update()
+        for pod in self._due():
+            pod.dying = SHUTDOWN
 
-    def _update(self) -> list[Pod]:
-        if self.counts_all and not all(
-            ordinal in self.pods and self.pods[ordinal].ready for ordinal in range(self.replicas)
-        ):
-            return []
-        for ordinal in range(self.replicas - 1, self.partition - 1, -1):
-            pod = self.pods.get(ordinal)
-            if pod and pod.template != self.template and pod.dying is None:
-                pod.dying = SHUTDOWN
-                return [pod]
-            if pod is None or not pod.ready:
-                return []
-        return []
+    def _due(self) -> list[Pod]:
+        """The pods that the update takes now."""
+        released = [self.pods.get(n) for n in range(self.replicas - 1, self.partition - 1, -1)]
+        old = [p for p in released if p and p.template != self.template and p.dying is None]
+        if self.pace == "eager":
+            return old
+        everyone = [self.pods.get(ordinal) for ordinal in range(self.replicas)]
+        above = released[: released.index(old[0])] if old else []
+        waited_for = everyone if self.pace == "one of all" else above
+        return old[:1] if all(pod and pod.ready for pod in waited_for) else []
 
     def _complete(self) -> None:
         pods = list(self.pods.values())
@@ -133,11 +136,11 @@ class World:
 
     def __init__(
         self, goal: Goal, templates: tuple[Template, Template], *, nodes: int = 1000,
-        counts_all: bool = False,
+        pace: Pace = "one",
     ) -> None:  # fmt: skip
         self.goal, self.templates, self.nodes = goal, templates, nodes
         self.sets = [
-            StatefulSet(template=template, replicas=role.replicas, counts_all=counts_all)
+            StatefulSet(template=template, replicas=role.replicas, pace=pace)
             for template, role in zip(templates, (goal.prefill, goal.decode), strict=True)
         ]
         self.progress: Progress | None = None

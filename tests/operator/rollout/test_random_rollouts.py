@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.operator.rollout.statefulsets import Template, World
+from tests.operator.rollout.statefulsets import PACES, Template, World
 from tests.operator.rollout.test_rollout import change, goal
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 5))
@@ -24,10 +24,10 @@ class Rollouts(RuleBasedStateMachine):
         size=SIZES,
         surge=st.integers(0, 2),
         unavailable=st.integers(0, 2),
-        counts_all=st.booleans(),
+        pace=st.sampled_from(PACES),
         budget=st.none() | st.integers(10, 14),
     )
-    def start(self, size, surge, unavailable, counts_all, budget):
+    def start(self, size, surge, unavailable, pace, budget):
         first = Template("t0", "k0")
         self.surge, self.unavailable = surge, unavailable
         self.number = 0
@@ -36,7 +36,7 @@ class Rollouts(RuleBasedStateMachine):
         self.world = World(
             goal(*size, surge, unavailable, key="k0", budget=budget, deadline_s=1e9),
             (first, first),
-            counts_all=counts_all,
+            pace=pace,
         )
 
     def template(self, key: str, good: bool) -> Template:

@@ -9,7 +9,7 @@ import pytest
 
 from pd_operator.fleet import Fleet, Worker
 from pd_operator.rollout import Goal, Now, RoleGoal, RoleStep, step
-from tests.operator.rollout.statefulsets import Template, World
+from tests.operator.rollout.statefulsets import PACES, Template, World
 
 A, A2, B, C = (
     Template("a", "A"),
@@ -45,7 +45,7 @@ def change(world: World, prefill: Template, decode: Template, **more: Any) -> No
 
 
 def world(*args: Any, start: Template = A, **kwargs: Any) -> World:
-    own = {name: kwargs.pop(name) for name in ("nodes", "counts_all") if name in kwargs}
+    own = {name: kwargs.pop(name) for name in ("nodes", "pace") if name in kwargs}
     return World(goal(*args, key=start.key, **kwargs), (start, start), **own)
 
 
@@ -54,6 +54,7 @@ def least(found: World) -> tuple[int, int]:
     return min(s.prefill for s in found.course), min(s.decode for s in found.course)
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("new", [B, A2], ids=["new key", "same key"])
 @pytest.mark.parametrize(
     ("size", "surge", "unavailable", "serving"),
@@ -66,8 +67,8 @@ def least(found: World) -> tuple[int, int]:
         ((5, 5), 0, 3, (2, 2)),
     ],
 )
-def test_enough_serve_at_all_times(size, surge, unavailable, serving, new):
-    found = world(*size, surge, unavailable)
+def test_enough_serve_at_all_times(size, surge, unavailable, serving, new, pace):
+    found = world(*size, surge, unavailable, pace=pace)
     change(found, new, new)
     found.settle()
     assert least(found) >= serving
@@ -104,10 +105,10 @@ def test_old_workers_go_on_while_new_ones_fail_and_the_next_template_repairs_it(
     assert least(found) == (2, 3)
 
 
-@pytest.mark.parametrize("counts_all", [False, True], ids=["from the top", "all counted"])
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("surge", [0, 1])
-def test_broken_old_workers_hold_up_nothing(surge, counts_all):
-    found = world(3, 2, surge, 1 - surge, start=BAD, counts_all=counts_all)
+def test_broken_old_workers_hold_up_nothing(surge, pace):
+    found = world(3, 2, surge, 1 - surge, start=BAD, pace=pace)
     change(found, A, A)
     found.settle()
 
