@@ -121,9 +121,11 @@ def test_any_sequence_keeps_the_books(steps: list[tuple[bool, int]]) -> None:
 def test_runs_lay_out_the_pages_again(numbers: list[int]) -> None:
     starts, lengths = page_runs(np.array(numbers, np.int32))
     again = [
-        page for start, length in zip(starts, lengths, strict=True) for page in range(start, start + length)
+        page
+        for start, length in zip(starts, lengths, strict=True)
+        for page in range(start, start + length)
     ]
     assert again == numbers
-    assert all(
-        starts[i] + lengths[i] != starts[i + 1] for i in range(len(starts) - 1)
-    ), "runs that touch are one"
+    assert all(starts[i] + lengths[i] != starts[i + 1] for i in range(len(starts) - 1)), (
+        "runs that touch are one"
+    )

@@ -22,9 +22,7 @@ def test_slots_and_pages_are_inverse(page_size: int, data: st.DataObject) -> Non
     pages = np.array(data.draw(st.lists(st.integers(1, 99), min_size=1, max_size=5)), np.int32)
     end = data.draw(st.integers(1, len(pages) * page_size))
     slots = page_slots(pages, page_size, 0, end)
-    assert slots.tolist() == [
-        pages[i // page_size] * page_size + i % page_size for i in range(end)
-    ]
+    assert slots.tolist() == [pages[i // page_size] * page_size + i % page_size for i in range(end)]
     found = kv_to_page_indices(slots, page_size)
     assert found.dtype == np.int32
     assert found.tolist() == pages[: pages_for(end, page_size)].tolist()

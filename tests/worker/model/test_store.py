@@ -6,6 +6,7 @@ import base64
 import hashlib
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -18,6 +19,11 @@ from pd_worker.model import store
 from pd_worker.model.store import PackagedModel, fetch, resolve
 from tests.worker.model.tiny import greedy, reference
 from tests.worker.model.tiny_gguf import write_gguf
+
+
+def starts_programs(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks tests that start programs: pip, and one that loads torch."""
+    return pytest.mark.slow(pytest.mark.timeout(600)(test))
 
 
 def quiet(fraction: float, what: str) -> None:
@@ -97,6 +103,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         resolve(ModelConfig(model="nobody/nothing"), quiet)
 
 
+@starts_programs
 def test_a_gguf_file_becomes_the_same_model_once(tmp_path: Path, cache: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     folder = resolve(ModelConfig(model=str(file)), quiet)
@@ -110,6 +117,7 @@ def test_a_gguf_file_becomes_the_same_model_once(tmp_path: Path, cache: Path) ->
     assert [path.name for path in cache.iterdir() if path.is_dir()] == [folder.name]
 
 
+@starts_programs
 def test_a_broken_gguf_file_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
@@ -118,6 +126,7 @@ def test_a_broken_gguf_file_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
+@starts_programs
 def test_a_packaged_model_is_fetched_with_progress(packaged: PackagedModel, cache: Path) -> None:
     seen: list[tuple[float, str]] = []
     folder = fetch("tiny", lambda *step: seen.append(step))
@@ -128,6 +137,7 @@ def test_a_packaged_model_is_fetched_with_progress(packaged: PackagedModel, cach
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["tiny"]
 
 
+@starts_programs
 def test_another_file_than_expected_is_refused(
     packaged: PackagedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +150,7 @@ def test_another_file_than_expected_is_refused(
     assert not (cache / "tiny").exists()
 
 
+@starts_programs
 def test_a_package_that_is_not_there_is_named(
     packaged: PackagedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,8 +116,10 @@ AttentionInterface.register(PROBE, _probe_attention)
 @contextmanager
 def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
     model.set_attn_implementation(name)
-    yield
-    model.set_attn_implementation(PAGED)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(PAGED)
 
 
 def _check_calls(config: PretrainedConfig, calls: list[LayerCall]) -> None:
