@@ -152,13 +152,20 @@ def vote(target: Target, workers: Workers, *, tolerance: float, floor: Floor) ->
     value = demand(workers, target)
     if value is None:
         return None
-    used = value / target.value
+    used = _used(value, target.value)
     if target.type in PRESSURES:
         replicas = _by_pressure(used, workers, tolerance, floor.pressure)
     else:
         replicas = _by_share(used, workers, tolerance, floor.share)
     most = workers.replicas * (1 if workers.starting else MAX_FACTOR)
     return Vote(target=target, value=value, replicas=min(replicas, _ceil(most)))
+
+
+def _used(value: float, target: float) -> float:
+    """The value as a multiple of the target; a target of 0 is met by 0 alone."""
+    if target > 0:
+        return value / target
+    return MAX_FACTOR if value > 0 else 0.0
 
 
 def _by_share(used: float, workers: Workers, tolerance: float, floor: int) -> int:

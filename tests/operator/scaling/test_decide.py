@@ -103,10 +103,13 @@ def test_prefill_follows_its_metrics(target, load, replicas):
         (("ITL", 0.04), {"itl_s": 0.02}, 2),
         (("RunningRequests", 30), {"running": 60}, 8),
         (("PreallocQueue", 2), {"prealloc_queue": 3}, 6),
+        (("PreallocQueue", 0), {"prealloc_queue": 1}, 8),
+        (("PreallocQueue", 0), {"prealloc_queue": 0}, 3),
     ],
     ids=[
         "memory free", "memory full", "memory full and requests wait", "at most doubled",
-        "slow", "quick", "many run", "many wait",
+        "slow", "quick", "many run", "many wait", "none may wait, but one does",
+        "none may wait, and none does",
     ],
 )  # fmt: skip
 def test_decode_follows_its_metrics(target, load, replicas):
