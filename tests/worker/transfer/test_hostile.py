@@ -180,10 +180,12 @@ def test_a_setting_that_differs_is_named_at_once(
     name: str, value: Any, prefill: Prefill, decode: Decode, start_decode: Factory
 ) -> None:
     other = start_decode(changes={name: value})
+    sender = prefill.manager.create_sender(1)
     receiver = other.manager.create_receiver("127.0.0.1", prefill.port, 1)
     receiver.init()
-    until(lambda: receiver.poll() == KVPoll.Failed, 3.0)
-    assert f"{name} differs" in receiver.failure()
+    for end in (receiver, sender):
+        until(lambda end=end: end.poll() == KVPoll.Failed, 3.0)
+        assert f"{name} differs" in end.failure()
     assert receiver.drained
     transfer(prefill, decode, 2)
 

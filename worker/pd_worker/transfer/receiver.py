@@ -132,7 +132,7 @@ class KVReceiver(BaseKVReceiver):
 
     def refused(self, reason: str) -> None:
         """Part of Waiter."""
-        self.fail(reason, tell=False)
+        self.fail(reason)
 
     def settle(self) -> None:
         """No writer can touch the pages any more."""

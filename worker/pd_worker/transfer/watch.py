@@ -136,7 +136,7 @@ class LinkTable:
             self.lose(link, "was replaced by another process")
             if door is Door.SILENT:
                 self._end(link, "died")
-        elif door is Door.OPEN and not link.stale:
+        elif door is Door.OPEN and link.engine and not link.stale:
             self._host.greet(link)
         elif door is Door.SILENT and time.monotonic() - link.heard > UNREACHABLE_S:
             self.lose(link, "cannot be reached")
