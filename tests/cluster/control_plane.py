@@ -83,11 +83,11 @@ class ControlPlane:
         self._start_etcd()
         self._start_api()
         ready = ("get", "--raw=/readyz")
-        self.processes.wait("kube-apiserver", lambda: self._answers(*ready), timeout_s=120)
+        self.processes.wait("kube-apiserver", lambda: self._answers(*ready))
         self._start_manager()
         account = ("get", "serviceaccount", "default")  # made by a controller
         manager = "kube-controller-manager"
-        self.processes.wait(manager, lambda: self._answers(*account), timeout_s=120)
+        self.processes.wait(manager, lambda: self._answers(*account))
 
     def stop(self) -> None:
         """End all processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,17 +62,22 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
+def installed(tool: str, module: str) -> Path:
+    """A tool of this machine, else the one that we build."""
+    found = shutil.which(tool)
+    return Path(found) if found else programs(module)[0] / tool
+
+
 @pytest.fixture(scope="session")
-def target(helm: Path) -> Iterator[Target]:
+def target() -> Iterator[Target]:
     """A cluster that runs pods, with the images of this checkout."""
     own = os.environ.get("PDSERVE_E2E_KUBECONFIG")
     if own:
-        [kube] = programs("kube")
-        yield named(own, kube / "kubectl", helm)
+        yield named(own, installed("kubectl", "kube"), installed("helm", "helm"))
         return
     if os.geteuid() != 0:
         cannot("a node needs root; PDSERVE_E2E_KUBECONFIG may name a cluster of yours")
-    programs("kube", "node", "dns", "metrics", "pause")
+    programs("kube", "helm", "node", "dns", "metrics", "pause")
     if not all(image.archive.is_file() for image in (images.OPERATOR, images.WORKER)):
         cannot("the images are not built: run `python -m tests.cluster build`")
     with local() as cluster:

@@ -16,7 +16,6 @@ from pathlib import Path
 from string import Template
 
 from pd_worker.config import cache_dir
-from tests.cluster import mounts
 from tests.cluster.binaries import ensure
 from tests.cluster.client import Client
 from tests.cluster.control_plane import SERVICES, ControlPlane
@@ -32,7 +31,7 @@ PODS = "10.244.0.0/24"
 DNS = f"{SERVICES}.10"
 PAUSE = "localhost/pause:1"
 OUTSIDE_PORT = 16443
-SANDBOX = Sandbox(name=NAME, address=ADDRESS)
+SANDBOX = Sandbox(name=NAME, state=STATE, address=ADDRESS)
 PROGRAMS = ("conntrack", "ip", "nft", "openssl", "runc", "socat", "/usr/lib/cni/ptp")
 
 
@@ -67,13 +66,13 @@ class Node:
             state=STATE,
             programs=self.programs.kube,
             address=ADDRESS,
-            prefix=(*SANDBOX.join, *SANDBOX.enter),
+            prefix=SANDBOX.enter,
         )
 
     @property
     def processes(self) -> Processes:
         """What runs beside the pods."""
-        return self.plane.processes
+        return Processes(folder=STATE, prefix=SANDBOX.enter)
 
     @property
     def kubeconfig(self) -> Path:
@@ -186,17 +185,14 @@ class Node:
         )
         dns = ("get", "--raw=/api/v1/nodes/node:8181/proxy/ready")
         self.processes.wait("coredns", lambda: self._kubectl(*dns))
-        self.processes.wait("metrics-server", lambda: self._kubectl("top", "node"), timeout_s=90)
+        self.processes.wait("metrics-server", lambda: self._kubectl("top", "node"))
 
 
 def down() -> None:
-    """Remove every trace of the cluster: pods, processes, mounts, namespace, state."""
-    processes = Processes(folder=STATE)
-    for name in ("kubelet", "containerd"):  # else they would restart what is killed
-        processes.stop(name)
+    """Remove every trace of the cluster: pods, processes, network, mounts, state."""
     SANDBOX.remove()
-    mounts.release(STATE)
-    shutil.rmtree(STATE, ignore_errors=True)
+    if STATE.exists():
+        shutil.rmtree(STATE)
 
 
 def _render(name: str, file: Path) -> Path:

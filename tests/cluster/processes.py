@@ -51,11 +51,18 @@ class Processes:
 
     def alive(self, name: str) -> bool:
         """True while it runs (a pid that another program got since is not taken for it)."""
-        return self._pid(name) is not None
+        return self.pid(name) is not None
+
+    def pid(self, name: str) -> int | None:
+        """None where it does not run."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, birth = self._pid_file(name).read_text().split()
+            return int(pid) if _birth(int(pid)) == birth else None
+        return None
 
     def stop(self, name: str, *, grace_s: float = 10.0) -> None:
         """End it, at last by force; returns when it is gone."""
-        pid = self._pid(name)
+        pid = self.pid(name)
         if pid is not None:
             _end(pid, signal.SIGTERM)
             if not _within(grace_s, lambda: not self.alive(name)):
@@ -69,7 +76,7 @@ class Processes:
         for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
             self.stop(file.stem)
 
-    def wait(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    def wait(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 300.0) -> None:
         """Block until `ready`; NotReadyError when it dies or takes too long."""
         if _within(timeout_s, lambda: ready() or not self.alive(name)) and self.alive(name):
             return
@@ -78,12 +85,6 @@ class Processes:
 
     def _pid_file(self, name: str) -> Path:
         return self.log(name).with_name(f"{name}.pid")
-
-    def _pid(self, name: str) -> int | None:
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            pid, birth = self._pid_file(name).read_text().split()
-            return int(pid) if _birth(int(pid)) == birth else None
-        return None
 
 
 def _birth(pid: int) -> str:

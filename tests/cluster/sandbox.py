@@ -1,7 +1,8 @@
-"""What the node shares with the machine, kept apart: a network namespace and a cgroup of its own.
+"""What the node would share with the machine, kept apart: network, mounts and a cgroup of its own.
 
-Both are named after the cluster, and every process of it, pods and their shims included, lives in
-the cgroup. So `remove` finds all of it after any crash and takes nothing that belongs to others.
+Every process of the cluster, pods and their shims included, lives in one cgroup. Their network and
+their mounts end with the last of them. So `remove` works after any crash, and takes nothing that
+belongs to others.
 """
 
 from __future__ import annotations
@@ -9,26 +10,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.processes import Processes
+
 CGROUPS = Path("/sys/fs/cgroup")
+SCRIPT = Path(__file__).parent / "config" / "sandbox.sh"
+PLACES = (Path("/run/containerd"), Path("/var/lib/cni"))
+"""Where the script mounts; a folder that was made for it goes again."""
 _JOIN = 'echo $$ >"$0" && exec "$@"'
-
-
-def _quiet(*command: str | Path, check: bool = True) -> None:
-    subprocess.run(command, check=check, capture_output=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """The network namespace and the cgroup called `name`."""
+    """The cgroup called `name` and the namespaces of a process in it."""
 
     name: str
+    state: Path
     address: str
-    """The node's address in the namespace."""
+    """The node's address; nothing outside can be reached from it."""
 
     @property
     def join(self) -> tuple[str, ...]:
@@ -37,37 +39,37 @@ class Sandbox:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Before a command: run it in the network (`ip netns exec` would hide /sys/fs/cgroup)."""
-        return ("nsenter", f"--net=/run/netns/{self.name}")
+        """Before a command: run it in cgroup and namespaces."""
+        target = str(self._processes.pid("sandbox"))
+        return (*self.join, "nsenter", "--target", target, "--net", "--mount")
 
     def create(self) -> None:
-        """Make both. Nothing outside can be reached from the namespace."""
-        _quiet("ip", "netns", "add", self.name)
-        for command in (
-            "ip link set lo up",
-            "ip link add node0 type veth peer name node1",
-            f"ip addr add {self.address}/24 dev node0",
-            "ip link set node0 up",
-            "ip link set node1 up",
-            "ip route add default dev node0",
-        ):
-            _quiet(*self.enter, *command.split())
-        _quiet(*self.enter, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
+        """Make them."""
         for folder in self._cgroups():
             folder.mkdir(exist_ok=True)
             if (folder / "cpuset.cpus").exists() and not _unified():
                 _inherit_cpus(folder)
         (self._cgroups()[0] / "system").mkdir(exist_ok=True)
+        ready = self.state / "sandbox-ready"
+        command = ("unshare", "--net", "--mount", "--propagation=private", "sh", SCRIPT)
+        self._processes.start("sandbox", *command, self.address, ready)
+        self._processes.wait("sandbox", ready.exists)
 
     def remove(self) -> None:
-        """Remove both with every process in them; nothing happens where there is none."""
+        """End everything in it; nothing happens where there is nothing."""
         for group in self._cgroups():
             folders = [*sorted(group.rglob("*/"), reverse=True), group]
             _end_all([folder for folder in folders if folder.is_dir()])
             for folder in folders:
                 with contextlib.suppress(FileNotFoundError):
                     folder.rmdir()
-        _quiet("ip", "netns", "delete", self.name, check=False)
+        for place in PLACES:
+            with contextlib.suppress(OSError):  # somebody else's
+                place.rmdir()
+
+    @property
+    def _processes(self) -> Processes:
+        return Processes(folder=self.state, prefix=self.join)
 
     def _cgroups(self) -> list[Path]:
         """Version 2 has one folder, version 1 one for each controller."""
@@ -86,7 +88,7 @@ def _inherit_cpus(folder: Path) -> None:
         (folder / name).write_text((folder.parent / name).read_text())
 
 
-def _end_all(folders: list[Path], *, timeout_s: float = 10.0) -> None:
+def _end_all(folders: list[Path], *, timeout_s: float = 30.0) -> None:
     """Kill until nothing is left in these cgroups."""
     end = time.monotonic() + timeout_s
     while pids := [pid for folder in folders for pid in _pids(folder)]:
