@@ -24,7 +24,7 @@ from pd_operator.growth import (
 )
 from pd_operator.objects.meta import digest
 from pd_operator.objects.workers import pairing_hash, template_hash
-from pd_operator.observed import Observed, Pod, Workload, seconds
+from pd_operator.observed import Observed, Pod, Workload, dominant, seconds
 from pd_operator.quantity import share
 from pd_operator.resource import Resource
 from pd_operator.roster import crews, fleet_of
@@ -105,7 +105,7 @@ def decide(
         wanted=sizes,
         templates=hashes,
         revision=revision,
-        rollout=_told(step),
+        rollout=_told(step, observed),
         stalled=_stalled(step),
         scaling=scaled,
         replaced=tuple(
@@ -281,9 +281,14 @@ def _replaced(
     return [pod for pod in pods if not pod.terminating]
 
 
-def _told(step: rollout.Step) -> Judgement:
-    done = step.phase == "Complete"
-    return yes("RolledOut", step.message) if done else no(step.reason, step.message)
+def _told(step: rollout.Step, observed: Observed) -> Judgement:
+    """With the reason of pods that do not start: a surge leaves the role itself complete."""
+    if step.phase == "Complete":
+        return yes("RolledOut", step.message)
+    pods = [pod for role in names.ROLES for pod in observed.pods.get(role, ())]
+    reason, message = dominant(pods)
+    cause = "; ".join(part for part in (reason, message) if part)
+    return no(step.reason, f"{step.message}; {cause}" if cause else step.message)
 
 
 def _stalled(step: rollout.Step) -> Judgement | None:

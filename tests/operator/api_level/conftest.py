@@ -11,7 +11,7 @@ import contextlib
 import copy
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +160,8 @@ async def space(api: Client, cluster: Cluster, namespace: str) -> Space:
     return Space(api, cluster, namespace)
 
 
-def options(namespace: str, **changes: Any) -> RunOptions:
-    base = {"namespace": (namespace,), "leader_elect": False, "probe_workers": False, "port": 0}
-    return RunOptions(**{**base, **changes})
+def options(*namespaces: str) -> RunOptions:
+    return RunOptions(namespace=namespaces, leader_elect=False, probe_workers=False, port=0)
 
 
 @dataclass
@@ -177,7 +176,8 @@ class Operator:
 
     async def start(self, **changes: Any) -> Service:
         cluster = await Cluster.connect(self.api.kubeconfig)
-        service, stop = Service(options(self.namespace, **changes), cluster), asyncio.Event()
+        service = Service(replace(options(self.namespace), **changes), cluster)
+        stop = asyncio.Event()
         task = asyncio.create_task(service.run(stop))
         self.running.append((service, stop, task, cluster))
 

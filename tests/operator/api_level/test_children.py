@@ -126,7 +126,7 @@ async def test_drift_is_repaired(
         )
 
     await until("the child is as before", repaired)
-    await quiet(operator)
+    await quiet(operator, "status")
 
 
 @pytest.mark.parametrize("kind", ALWAYS[:6], ids=lambda kind: kind.name)

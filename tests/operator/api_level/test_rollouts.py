@@ -114,10 +114,9 @@ async def test_a_bad_image_keeps_the_old_pair_and_a_good_one_converges(
     kubelet.verdicts["bad"] = "crashing"
     await space.edit(engine={"image": "bad"})
 
-    async def crashing() -> bool:
-        return bool((await space.status())["prefill"].get("reason") == "CrashLooping")
-
-    await until("the new pods crash", crashing)
+    await space.condition("RolloutComplete", "False UpdatedWorkersBroken")
+    told = {c["type"]: c["message"] for c in (await space.status())["conditions"]}
+    assert "CrashLooping" in told["RolloutComplete"]
     old = [set((await images(space, role)).values()) for role in names.ROLES]
     assert all("worker:1" in found for found in old)
     await space.edit(engine={"image": "worker:3"})
