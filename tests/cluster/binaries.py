@@ -69,6 +69,11 @@ class Program:
         return cache_dir() / "cluster" / "bin" / f"{self.module}-{key}"
 
     @property
+    def built(self) -> bool:
+        """True where the cache has it."""
+        return self.folder.is_dir()
+
+    @property
     def link_flags(self) -> str:
         """For `go build -ldflags`."""
         return " ".join(["-s -w", *(f"-X {name}={self.version}" for name in self.stamps)])
@@ -131,10 +136,11 @@ PROGRAMS = {
 def ensure(*names: str) -> list[Path]:
     """The folders of these programs, built where the cache lacks them (minutes, then never)."""
     programs = [PROGRAMS[name] for name in names]
-    with _lock():
-        missing = [program for program in programs if not program.folder.is_dir()]
-        if missing:
-            _build_all(missing)
+    if not all(program.built for program in programs):
+        with _lock():
+            missing = [program for program in programs if not program.built]
+            if missing:
+                _build_all(missing)
     return [program.folder for program in programs]
 
 

@@ -28,10 +28,10 @@ def cannot(reason: str) -> NoReturn:
 
 def programs(*names: str) -> list[Path]:
     """Folders of programs. Building takes minutes and is no part of a test."""
-    folders = [PROGRAMS[name].folder for name in names]
-    if not all(folder.is_dir() for folder in folders):
-        cannot(f"{', '.join(names)} are not built: run `python -m tests.cluster build`")
-    return folders
+    missing = [name for name in names if not PROGRAMS[name].built]
+    if missing:
+        cannot(f"{', '.join(missing)}: not built, run `python -m tests.cluster build`")
+    return [PROGRAMS[name].folder for name in names]
 
 
 @pytest.fixture(scope="session")
