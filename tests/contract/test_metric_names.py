@@ -11,8 +11,6 @@ from pd_worker.api.metrics import Metrics
 from pd_worker.messages import Heartbeat
 from tests.worker.disagg.test_pair_interleavings import Pair
 
-OPTIONAL = {"busy_seconds"}
-
 
 def text(role: str) -> str:
     """/metrics of an idle worker."""
@@ -31,9 +29,7 @@ def names() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "field", [f.name for f in fields(PDSERVE) if f.name not in {"busy", *OPTIONAL}]
-)
+@pytest.mark.parametrize("field", [f.name for f in fields(PDSERVE) if f.name != "busy"])
 def test_series_exists(field: str, names: set[str]) -> None:
     name = getattr(PDSERVE, field)
     assert name in names or f"{name}_count" in names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,3 +218,23 @@ def test_a_request_that_resumed_is_not_the_first_to_make_room_again():
     running._retract(oldest)
     assert running.pop_resumed() == [oldest]
     assert next(iter(running)) is oldest
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_busy_seconds_are_the_time_of_steps(overlap):
+    harness = Harness()
+    forward, steps_s = harness.runner.forward, []
+
+    def timed(batch):
+        began = time.monotonic()
+        result = forward(batch)
+        steps_s.append(time.monotonic() - began)
+        return result
+
+    harness.runner.forward = timed
+    harness.add(request("r", [1, 2, 3], max_new_tokens=20, ignore_eos=True))
+    began = time.monotonic()
+    harness.run_overlapped() if overlap else harness.run()
+    busy_s = harness.scheduler.counters()["busy_seconds"]
+    assert len(steps_s) >= 20
+    assert sum(steps_s) <= busy_s <= time.monotonic() - began

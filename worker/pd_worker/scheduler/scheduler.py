@@ -119,7 +119,7 @@ class Scheduler:
                 previous, launched = launched, None
                 batch = None if self.stopping else self.next_batch()
                 if batch is not None:
-                    launched = (batch, device.submit(self.runner.forward, batch.forward))
+                    launched = (batch, device.submit(self._forward, batch.forward))
                 if previous is not None:
                     self.process(previous[0], previous[1].result())
                 told = self.flush()
@@ -130,9 +130,16 @@ class Scheduler:
         self.advance()
         batch = self.next_batch()
         if batch is not None:
-            self.process(batch, self.runner.forward(batch.forward))
+            self.process(batch, self._forward(batch.forward))
         told = self.flush()
         return told or batch is not None
+
+    def _forward(self, batch: ForwardBatch) -> BatchResult:
+        began = time.monotonic()
+        try:
+            return self.runner.forward(batch)
+        finally:
+            self.stats.counters["busy_seconds"] += time.monotonic() - began
 
     def receive(self, timeout_s: float) -> None:
         """Take in what the API process sent; waits up to `timeout_s` for something to do."""

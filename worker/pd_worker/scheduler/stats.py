@@ -7,10 +7,14 @@ from pd_worker.messages import Output
 
 
 class Stats:
-    """Counters that only go up; read by the heartbeat thread, written by the scheduler's."""
+    """Counters that only go up; read by the heartbeat thread, written by the scheduler's.
+
+    `busy_seconds` is the time that steps of the model took; its rate is the worker's utilization.
+    """
 
     def __init__(self) -> None:
         self.counters: dict[str, float] = {
+            "busy_seconds": 0.0,
             "requests": 0,
             "prompt_tokens": 0,
             "cached_tokens": 0,
