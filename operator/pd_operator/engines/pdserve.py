@@ -19,9 +19,12 @@ from pd_operator.ports import ports_of
 from pd_operator.resource import Manifest, Resource
 
 SECRET_KEY = "secret"
+WORKER_WAIT_S = 60
+"""Requests wait so long at the router while a role's only worker is replaced."""
 # A worker answers /health from its first second on, so /ready tells when it has loaded.
 WORKER_PROBES = Probes(startup="/ready", liveness="/health", readiness="/ready")
-# A router is ready while it sees a pair, so that its Service leads only to one that can serve.
+# A router is ready while it sees a pair or saw one lately, so that its Service leads only to one
+# that can serve.
 ROUTER_PROBES = Probes(startup="/health", liveness="/health", readiness="/ready")
 TRANSPORTS = {"Mooncake": "mooncake", "NIXL": "nixl", "Fake": "fake"}
 POLICIES = {
@@ -70,6 +73,7 @@ class Pdserve(Engine):
             f"--policy={POLICIES[router.policy]}",
             f"--decode-policy={POLICIES[router.decode_policy]}",
             f"--drain-timeout-s={router.drain_timeout_seconds}",
+            f"--worker-wait-s={WORKER_WAIT_S}",
             "--kubernetes-namespace=$(POD_NAMESPACE)",
             *(f"--kubernetes-{r}={names.workload(resource.name, r)}" for r in names.ROLES),
         ]

@@ -14,7 +14,7 @@ from pd_operator.ports import Ports, ports_of
 from pd_operator.rdma import CHECK, SCRIPT, Binding, check_environment
 from pd_operator.resource import Manifest, Resource
 
-STARTUP_PERIOD_S = 5
+STARTUP_PERIOD_S = 2
 PRE_STOP_S = 3
 """Routers learn of the pod's end before its worker does."""
 

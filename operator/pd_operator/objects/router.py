@@ -10,8 +10,9 @@ from pd_operator.objects.container import probes
 from pd_operator.objects.meta import by_name, child, overlay
 from pd_operator.resource import Manifest, Resource
 
-PRE_STOP_S = 5
-"""Node proxies stop sending new connections before the router stops taking them."""
+PRE_STOP_S = 15
+"""Node proxies send new connections elsewhere before the router stops taking them; an only router
+has been replaced by then."""
 GRACE_S = 10
 STARTUP_S = 120
 

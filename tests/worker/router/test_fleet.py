@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -110,6 +111,43 @@ async def test_a_worker_that_is_not_ready_gets_nothing_and_its_state_is_told(fro
     assert not f.decode[0].calls
     f.decode[0].ready = (200, "{}")
     await until(lambda: all(worker.usable for worker in f.router.registry))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_request_waits_for_the_only_worker_while_it_restarts(front, role):
+    f = await front(health_interval_s=0.05, worker_wait_s=30)
+    [worker] = getattr(f, role)
+    worker.ready = (503, '{"ready": false, "missing": ["loading"]}')
+    await until(lambda: not all(each.usable for each in f.router.registry))
+    assert (await get(f, "/ready"))[0] == 200
+    asked = asyncio.create_task(f.ask())
+    await until(lambda: f.router.dispatcher.admission.inflight == 1)
+    done, _ = await asyncio.wait({asked}, timeout=0.3)
+    assert not done
+    worker.ready = (200, "{}")
+    assert (await asked)[0] == 200
+
+
+async def test_a_fleet_that_stays_incomplete_refuses_and_is_not_ready(front):
+    f = await front(health_interval_s=0.05, worker_wait_s=0.5)
+    f.decode[0].ready = (503, '{"ready": false, "missing": ["loading"]}')
+    await until(lambda: not all(each.usable for each in f.router.registry))
+    start = time.monotonic()
+    status, *_ = await f.ask()
+    assert status == 503
+    assert time.monotonic() - start < 5
+    assert (await get(f, "/ready"))[0] == 503
+    start = time.monotonic()
+    assert (await f.ask())[0] == 503
+    assert time.monotonic() - start < 0.3
+
+
+async def test_a_fleet_that_was_never_complete_makes_nobody_wait(front):
+    f = await front(decode=0, worker_wait_s=30)
+    assert (await get(f, "/ready"))[0] == 503
+    start = time.monotonic()
+    assert (await f.ask())[0] == 503
+    assert time.monotonic() - start < 5
 
 
 async def test_a_dead_first_worker_breaks_no_get_route(front):

@@ -60,7 +60,18 @@ async def ready(url: str) -> None:
                     return
 
 
-async def test_sigterm_refuses_new_requests_and_lets_running_ones_end():
+async def refused(url: str) -> bool:
+    """Nobody takes a new connection."""
+    port = int(url.rpartition(":")[2])
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
+
+
+async def test_sigterm_takes_no_new_connections_and_serves_the_open_ones_to_their_end():
     gate = asyncio.Event()
 
     async def slow(stub: Stub, request: web.Request) -> web.StreamResponse:
@@ -78,12 +89,15 @@ async def test_sigterm_refuses_new_requests_and_lets_running_ones_end():
             body = {"messages": [], "stream": True}
             async with session.post("/v1/chat/completions", json=body) as response:
                 assert await response.content.readuntil(b"\n\n") == chunk("a")
+                async with session.get("/ready") as found:
+                    await found.read()  # leaves a connection to be used again
                 process.send_signal(signal.SIGTERM)
-                while (await session.get("/ready")).status == 200:
+                while not await refused(url):
                     pass
-                async with session.post("/v1/chat/completions", json=body) as refused:
-                    assert refused.status == 503
-                    assert refused.headers["Retry-After"]
+                decode.script = serve_normally
+                async with session.post("/v1/chat/completions", json=body) as late:
+                    assert (late.status, late.headers["Connection"]) == (200, "close")
+                    assert (await late.read()).endswith(DONE)
                 gate.set()
                 assert await response.read() == chunk("b") + DONE
             assert await asyncio.wait_for(process.wait(), 5) == 0
@@ -103,7 +117,7 @@ async def test_a_second_sigterm_ends_at_once():
             asked = asyncio.create_task(session.post("/generate", json={"text": "a"}))
             await until(lambda: decode.running)
             process.send_signal(signal.SIGTERM)
-            while (await session.get("/ready")).status == 200:
+            while not await refused(url):
                 pass
             start = time.monotonic()
             process.send_signal(signal.SIGTERM)

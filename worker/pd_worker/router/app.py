@@ -54,7 +54,13 @@ def make_app(options: RouterOptions) -> web.Application:
         yield
         await router.close()
 
+    async def close_when_draining(request: web.Request, response: web.StreamResponse) -> None:
+        if app[ROUTER].inference.draining:
+            response.headers["Connection"] = "close"
+            response.force_close()
+
     app.cleanup_ctx.append(life)
+    app.on_response_prepare.append(close_when_draining)
     for method, paths, pick in ROUTES:
         for path in paths:
             app.router.add_route(method, path, _late(pick))
@@ -78,22 +84,24 @@ async def _serve(options: RouterOptions) -> int:
     )
     await runner.setup()
     try:
-        port = await _listen(runner, options)
+        site = await _listen(runner, options)
+        port = runner.addresses[0][1]
         host = f"[{options.host}]" if ":" in options.host else options.host
         print(f"router http://{host}:{port}", flush=True)
-        await until_drained(app[ROUTER].inference, options.limits.drain_timeout_s)
+        await until_drained(site, app[ROUTER].inference, options.limits.drain_timeout_s)
     finally:
         await runner.cleanup()
     return 0
 
 
-async def _listen(runner: web.AppRunner, options: RouterOptions) -> int:
-    """Open the port; which one it is. Raises ConfigError where it cannot be had."""
+async def _listen(runner: web.AppRunner, options: RouterOptions) -> web.BaseSite:
+    """Open the port. Raises ConfigError where it cannot be had."""
+    site = web.TCPSite(runner, options.host, options.port)
     try:
-        await web.TCPSite(runner, options.host, options.port).start()
+        await site.start()
     except OSError as error:
         raise ConfigError("--port", f"cannot listen: {error}", "choose another") from None
-    return int(runner.addresses[0][1])
+    return site
 
 
 def _late(pick: Callable[[Router], Handler]) -> Handler:

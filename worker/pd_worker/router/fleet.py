@@ -154,13 +154,15 @@ class Fleet:
             return None
 
 
-def readiness(registry: Registry) -> tuple[bool, dict[str, Any]]:
-    """Ready while one complete route is; the reason otherwise."""
+def readiness(registry: Registry, worker_wait_s: float) -> dict[str, Any]:
+    """Ready while one complete route is, or was so lately that requests wait for one; the reason
+    otherwise."""
     workers = list(registry)
     why = why_none(workers)
     healthy = [worker for worker in workers if worker.state == "healthy"]
     counts = {role: len(of_role(healthy, role)) for role in get_args(Role)}
-    return not why, {"ready": not why, "reason": why, "routes": len(heads(healthy)), **counts}
+    ready = not why or registry.incomplete_s < worker_wait_s
+    return {"ready": ready, "reason": why, "routes": len(heads(healthy)), **counts}
 
 
 def _describe(worker: Worker) -> dict[str, Any]:

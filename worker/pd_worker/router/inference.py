@@ -12,7 +12,7 @@ import time
 
 from aiohttp import web
 
-from pd_worker.errors import RequestError, Unavailable
+from pd_worker.errors import RequestError
 from pd_worker.router.answer import ATTEMPTS, PAIR, Answer
 from pd_worker.router.call import choose_request_id, read_call
 from pd_worker.router.failure import BodyTooLarge, ClientGone, LegFailed
@@ -26,7 +26,7 @@ CLIENT_GONE = 499
 
 
 class Inference:
-    """Handles requests on PATHS; `draining` refuses new ones."""
+    """Handles requests on PATHS. While `draining` it ends each connection with its answer."""
 
     def __init__(self, dispatcher: Dispatcher, metrics: Metrics, *, trust_pd_fields: bool) -> None:
         self._dispatcher, self._metrics = dispatcher, metrics
@@ -75,8 +75,6 @@ class Inference:
             return "internal_error"
 
     async def _serve(self, request: web.Request, answer: Answer) -> None:
-        if self.draining:
-            raise Unavailable("the router is shutting down", retry_after_s=1)
         call = read_call(
             request.path,
             request.headers,

@@ -55,6 +55,9 @@ class LimitOptions:
     """Requests that wait here for one of those places; one more is answered 429."""
     max_attempts: int = 3
     """Pairs that one request may be sent to, until the first byte of its answer."""
+    worker_wait_s: float = 0.0
+    """Longest wait of a request for a worker when none can serve it, as while the only one
+    restarts; then it ends with 503. /ready stays good for so long after it was good last."""
     connect_timeout_s: float = 5.0
     """Longest wait for a connection to a worker."""
     request_timeout_s: float = 1800.0
@@ -64,7 +67,7 @@ class LimitOptions:
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_inflight", "max_attempts")
-        _at_least(self, 0, "max_queued", "drain_timeout_s")
+        _at_least(self, 0, "max_queued", "worker_wait_s", "drain_timeout_s")
         _at_least(self, 0.01, "connect_timeout_s", "request_timeout_s")
 
 

@@ -27,6 +27,7 @@ class Router:
     """All parts of one router, joined; needs a running loop."""
 
     def __init__(self, options: RouterOptions) -> None:
+        self._worker_wait_s = options.limits.worker_wait_s
         self.session = _client(options.limits.connect_timeout_s)
         self.discovery = StaticDiscovery(listed(options))
         self.registry = Registry(_sources(options, self.discovery), self.session, options.health)
@@ -53,10 +54,10 @@ class Router:
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /ready: a request can be served now."""
-        ok, report = readiness(self.registry)
+        report = readiness(self.registry, self._worker_wait_s)
         if self.inference.draining:
-            ok, report = False, {"ready": False, "reason": "draining"}
-        return _json(report, ok=ok)
+            report = {"ready": False, "reason": "draining"}
+        return _json(report, ok=report["ready"])
 
     async def show_metrics(self, request: web.Request) -> web.Response:
         """GET /metrics."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ import aiohttp
 from pd_worker.router.breaker import Breaker
 from pd_worker.router.discovery import Discovery
 from pd_worker.router.options import HealthOptions
+from pd_worker.router.pairing import why_none
 from pd_worker.router.probe import look_at
 from pd_worker.router.worker import Worker, WorkerSpec
 
@@ -35,6 +37,7 @@ class Registry:
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._follower: asyncio.Task[None] | None = None
+        self._complete_at = -math.inf
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -47,6 +50,18 @@ class Registry:
         """Empty while all tasks run."""
         tasks = [*self._watches.values(), *([self._follower] if self._follower else [])]
         return next((f"{task.get_name()} ended" for task in tasks if task.done()), "")
+
+    @property
+    def incomplete_s(self) -> float:
+        """Seconds since a request could be served: 0 while one can, infinite if never."""
+        return self._note_complete() - self._complete_at
+
+    def _note_complete(self) -> float:
+        """Remember that one can be served now, where that is so; the time."""
+        now = asyncio.get_running_loop().time()
+        if not why_none(list(self)):
+            self._complete_at = now
+        return now
 
     def start(self) -> None:
         """Begin to follow the list; needs a running loop."""
@@ -65,6 +80,7 @@ class Registry:
 
     def _adopt(self, wanted: frozenset[WorkerSpec]) -> None:
         """Requests on a worker that leaves the list go on; it gets no new ones."""
+        self._note_complete()
         for url, worker in list(self._workers.items()):
             if worker.spec not in wanted:
                 del self._workers[url]
@@ -86,6 +102,7 @@ class Registry:
             before = worker.state
             worker.suspect.clear()
             look = await look_at(self._session, worker.spec, self._options.health_timeout_s)
+            self._note_complete()
             worker.observe(look)
             if worker.state != before:
                 log.info(

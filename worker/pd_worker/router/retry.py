@@ -1,5 +1,6 @@
 """A request's attempts under one deadline: which failure is worth another pair, and which is not.
 
+A request for which there is no worker just now, as while the only one restarts, waits for one.
 Sent again: 5xx and broken connections, and 429 where another worker may have room; always with new
 rooms, on other workers where there are any, and only until the first token is out.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import aiohttp
 
@@ -24,6 +26,10 @@ from pd_worker.router.selector import Selector
 
 PAUSE_S = 0.05
 """Before a worker may see the same request again, doubled each time; else there is no pause."""
+
+
+LOOK_S = 0.2
+"""Between two looks for a worker while there is none."""
 
 
 class Dispatcher:
@@ -54,8 +60,9 @@ class Dispatcher:
 
     async def _attempts(self, call: Call, answer: Answer, attempts: list[Attempt]) -> None:
         failures: list[LegFailed] = []
+        wait_until = time.monotonic() + self._limits.worker_wait_s
         while True:
-            route = self._route(call, failures)
+            route = await self._route(call, failures, wait_until)
             answer.headers |= {PAIR: str(route), ATTEMPTS: str(len(failures) + 1)}
             attempts.append(Attempt(self._session, call, route, answer))
             self._metrics.attempts.inc()
@@ -68,13 +75,15 @@ class Dispatcher:
                     raise
             await self._pause(call, failures)
 
-    def _route(self, call: Call, failures: list[LegFailed]) -> Route:
-        try:
-            return self._selector.choose(call, _blamed(failures))
-        except Unavailable:
-            if failures:
-                raise failures[-1] from None
-            raise
+    async def _route(self, call: Call, failures: list[LegFailed], wait_until: float) -> Route:
+        while True:
+            try:
+                return self._selector.choose(call, _blamed(failures))
+            except Unavailable as error:
+                lost = self._selector.incomplete_s >= self._limits.worker_wait_s
+                if lost or time.monotonic() >= wait_until:
+                    raise (failures[-1] if failures else error) from None
+            await asyncio.sleep(LOOK_S * random.uniform(0.5, 1.0))
 
     def _again(self, call: Call, answer: Answer, failures: list[LegFailed]) -> bool:
         if answer.committed or call.has_own_room or len(failures) >= self._limits.max_attempts:

@@ -46,6 +46,11 @@ class Selector:
             return Route(prefill=None, decode=head)
         return Route(prefill=head, decode=self._pick(partners(workers, head), call.prompt))
 
+    @property
+    def incomplete_s(self) -> float:
+        """Seconds since the fleet could serve a request; 0 while it can."""
+        return self._registry.incomplete_s
+
     def can_avoid(self, call: Call, avoid: Collection[str]) -> bool:
         """There is a route without the workers in `avoid`."""
         return bool(heads([w for w in self._able(call) if w.spec.url not in avoid]))
