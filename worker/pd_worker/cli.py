@@ -26,8 +26,9 @@ class Command:
     """One subcommand: its options' class is the command line, its function does the work."""
 
     summary: str
-    options: str
-    """`module:Class` that tyro builds from the arguments."""
+    options: str = ""
+    """`module:Class` that tyro builds from the arguments; empty: `run` takes them as they
+    are, and the program's name."""
     run: str
     """`module:function` from those options to the exit status."""
 
@@ -73,6 +74,10 @@ COMMANDS = {
         options="pd_worker.bench.serve:ServeBench",
         run="pd_worker.bench.serve:run",
     ),
+    "k8s": Command(
+        summary="deployments on Kubernetes: plan, status, doctor, diff, scale, rollout, logs",
+        run="pd_operator.plugin.cli:main",
+    ),
 }
 
 
@@ -114,13 +119,15 @@ def _command_name(words: list[str]) -> str:
 
 def _run(name: str, args: list[str]) -> int:
     command = COMMANDS[name]
+    run: Callable[..., int] = _load(command.run)
+    if not command.options:
+        return run(args, f"pdserve {name}")
     options = tyro.cli(
         _load(command.options),
         prog=f"pdserve {name}",
         args=args,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    run: Callable[[Any], int] = _load(command.run)
     return run(options)
 
 
@@ -137,9 +144,10 @@ def _overview(commands: dict[str, Command]) -> str:
 
 
 def _missing_package(error: ModuleNotFoundError) -> str:
-    if (error.name or "").startswith("pd_worker"):
+    if (error.name or "").startswith(("pd_worker", "pd_operator")):
         raise error
-    return f"{error.name} is not installed; pip install 'pdserve[worker]' brings it"
+    extra = "operator" if error.name == "yaml" else "worker"
+    return f"{error.name} is not installed; pip install 'pdserve[{extra}]' brings it"
 
 
 def _fail(message: str, status: int) -> int:

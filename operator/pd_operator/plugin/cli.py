@@ -36,11 +36,9 @@ COMMANDS: dict[type, Callable[[Any], int]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "kubectl pdd") -> int:
     """Run the command line and return the exit status."""
-    options: Any = tyro.cli(
-        Command, prog="kubectl pdd", args=argv, config=(tyro.conf.OmitArgPrefixes,)
-    )
+    options: Any = tyro.cli(Command, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
     try:
         return COMMANDS[type(options)](options)
     except OperatorError as error:

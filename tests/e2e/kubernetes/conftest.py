@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.client import Client
+from tests.cluster.client import Client, until
 from tests.cluster.target import Target
 
 REPOSITORY = Path(__file__).parents[3]
+CLIENTS = (Path(__file__).parent / "load_client.py").read_text()
 SYSTEM = "pdserve-system"
 ASK = """
 import json, sys, urllib.request
@@ -31,6 +33,7 @@ class Space:
 
     client: Client
     name: str
+    worker_image: str
 
     def kubectl(self, *arguments: str, timeout_s: float = 300.0) -> str:
         """kubectl in this namespace."""
@@ -41,6 +44,65 @@ class Space:
         command = ("python", "-c", ASK, url, json.dumps(body))
         answer: dict[str, Any] = json.loads(self.kubectl("exec", "caller", "--", *command))
         return answer
+
+    def size(self, wanted: str, name: str = "smollm2", minutes: int = 3) -> None:
+        """Wait until the deployment is complete at this size, such as 1P2D."""
+        size = f"--for=jsonpath={{.status.size}}={wanted}/{wanted}"
+        limit = (f"--timeout={minutes}m",)
+        self.kubectl("wait", size, f"pdd/{name}", *limit, timeout_s=minutes * 60 + 10)
+        self.kubectl("wait", "--for=condition=Ready", f"pdd/{name}", *limit)
+
+    def edit(self, spec: dict[str, Any], name: str = "smollm2") -> None:
+        """Change a deployment."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", "pdd", name, "--type=merge", "-p", patch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Clients that ask all the time, in a pod of theirs (load_client.py)."""
+
+    space: Space
+    pod: str
+
+    def answers(self) -> list[dict[str, Any]]:
+        """What became of each request so far."""
+        return [json.loads(line) for line in self.space.kubectl("logs", self.pod).splitlines()]
+
+    @property
+    def errors(self) -> list[str]:
+        """Of all requests so far."""
+        return [answer["error"] for answer in self.answers() if answer["error"]]
+
+    def more(self, count: int) -> None:
+        """Wait until so many more requests have ended."""
+        before = len(self.answers())
+        until(f"{count} answers", lambda: len(self.answers()) >= before + count, timeout_s=180)
+
+
+@contextmanager
+def load(
+    space: Space, url: str, *, clients: int = 3, words: int = 8, tokens: int = 12
+) -> Iterator[Load]:
+    """Clients with questions of so many words (times two) and answers of so many tokens. All their
+    requests must have been answered, and equal questions equally."""
+    pod = f"load-{uuid.uuid4().hex[:6]}"
+    numbers = [str(number) for number in (clients, words, tokens)]
+    command = ("python", "-c", CLIENTS, url, "smollm2-135m", *numbers)
+    image = f"--image={space.worker_image}"
+    space.kubectl("run", pod, image, "--restart=Never", "--command", "--", *command)
+    space.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=1m")
+    running = Load(space=space, pod=pod)
+    running.more(clients)
+    yield running
+    running.more(2 * clients)
+    space.kubectl("exec", pod, "--", "touch", "/tmp/stop")
+    ended = "--for=jsonpath={.status.phase}=Succeeded"
+    space.kubectl("wait", ended, f"pod/{pod}", "--timeout=3m")
+    answers = running.answers()
+    slowest = max(answer["seconds"] for answer in answers)
+    print(f"{len(answers)} requests, slowest {slowest:.1f} s, {len(running.errors)} failed")
+    assert running.errors == []
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +125,7 @@ def space(operator: Target) -> Iterator[Space]:
     """A namespace of the module's own; everything in it goes afterwards."""
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     operator.client.kubectl("create", "namespace", name)
-    found = Space(client=operator.client, name=name)
+    found = Space(client=operator.client, name=name, worker_image=operator.worker_image)
     command = ("--command", "--", "sleep", "infinity")
     found.kubectl("run", "caller", f"--image={operator.worker_image}", *command)
     found.kubectl("wait", "--for=condition=Ready", "pod/caller", "--timeout=2m")

@@ -84,26 +84,6 @@ def test_pods_are_not_root(space: Space, served: str) -> None:
         assert space.kubectl("exec", pod, "--", "id", "-u").strip() == "65532"
 
 
-def test_each_role_scales_by_itself(space: Space, served: str) -> None:
-    space.kubectl("patch", "pdd", "smollm2", "--type=merge", "-p", DECODE.format(2))
-    size = "--for=jsonpath={.status.size}="
-    space.kubectl("wait", f"{size}1P2D/1P2D", "pdd/smollm2", "--timeout=3m")
-    space.kubectl("patch", "pdd", "smollm2", "--type=merge", "-p", DECODE.format(1))
-    space.kubectl("wait", f"{size}1P1D/1P1D", "pdd/smollm2", "--timeout=3m")
-    answer = space.ask(f"{served}/v1/completions", model="smollm2-135m", prompt="One", max_tokens=2)
-    assert choice(answer)["text"]
-
-
-DECODE = '{{"spec": {{"decode": {{"replicas": {}}}}}}}'
-
-
-def test_a_deleted_worker_comes_back(space: Space, served: str) -> None:
-    space.kubectl("delete", "pod", "smollm2-prefill-0", "smollm2-decode-0")
-    space.kubectl("wait", "--for=condition=Ready", "pdd/smollm2", "--timeout=3m")
-    answer = space.ask(f"{served}/v1/completions", model="smollm2-135m", prompt="One", max_tokens=2)
-    assert choice(answer)["text"]
-
-
 def test_deletion_leaves_nothing(space: Space, served: str) -> None:
     space.kubectl("delete", "pdd", "smollm2")
     left = "statefulset,deployment,service,secret,pdb,role"

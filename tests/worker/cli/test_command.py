@@ -75,6 +75,12 @@ def test_wrong_command_line_is_one_line_and_status_2(
             "error: torch is not installed; pip install 'pdserve[worker]' brings it\n",
             id="extra-missing",
         ),
+        pytest.param(
+            ModuleNotFoundError("", name="yaml"),
+            1,
+            "error: yaml is not installed; pip install 'pdserve[operator]' brings it\n",
+            id="other-extra-missing",
+        ),
     ],
 )
 def test_errors_end_as_one_line_and_a_status(
