@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ PAGE = 500
 WATCH_S = 300
 """The API server ends a watch after so long."""
 SILENCE_S = 75.0
-"""It sends a bookmark a minute; without one for so long the connection is dead."""
+"""It sends a bookmark about every minute; without one for so long the connection may be dead."""
 CONNECTIONS = 64
 TLS_END_S = 0.25
 """aiohttp ends TLS connections in the background; a loop must not end before."""
@@ -126,10 +126,16 @@ class Cluster:
             query["continue"] = page["metadata"]["continue"]
 
     async def watch(
-        self, kind: Kind, version: str, namespace: str = "", selector: str = ""
+        self,
+        kind: Kind,
+        version: str,
+        namespace: str = "",
+        selector: str = "",
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[tuple[str, Manifest]]:
         """Changes since `version` as (ADDED | MODIFIED | DELETED | BOOKMARK, object); ends when
-        the server ends it. Raises Gone where the version is too old, Unreachable on silence."""
+        the server ends it or falls silent. `opened` is called when it has begun. Raises Gone where
+        the version is too old."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -141,7 +147,8 @@ class Cluster:
         )
         path = kind.path(namespace)
         async with self._response("GET", path, query, timeout=timeout) as response:
-            with _as_unreachable(path):
+            opened()
+            with _as_unreachable(path), contextlib.suppress(aiohttp.SocketTimeoutError):
                 async for line in response.content:
                     yield _event(line, path)
 

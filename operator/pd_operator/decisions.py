@@ -31,7 +31,7 @@ from pd_operator.roster import crews, fleet_of
 
 SCALING_S = 15.0
 """Between two decisions of the Builtin scaler."""
-ROLLING_S = 10.0
+ROLLING_S = 30.0
 """Between two looks at a rollout in which nothing seems to happen."""
 DRAINING_S = 3.0
 """Between two looks at workers that finish their work."""
@@ -112,7 +112,7 @@ def decide(
             pod for role in names.ROLES for pod in _replaced(resource, observed, role, steps[role])
         ),
         drains=drains,
-        again_after_s=_again_after_s(resource, step, drains),
+        again_after_s=_again_after_s(resource, step, drains, now),
         thread=Thread(progress=step.progress, history=thread.history),
     )
 
@@ -164,7 +164,8 @@ def _present_size(resource: Resource, observed: Observed, role: names.Role) -> i
 
 def _left_at_zero(workload: Workload) -> bool:
     """True where it was we who took all pods away, for a suspension that has ended."""
-    return workload.replicas == 0 and names.REPLICAS_MANAGER in workload.replicas_owners
+    ours = {names.FIELD_MANAGER, names.REPLICAS_MANAGER}
+    return workload.replicas == 0 and not ours.isdisjoint(workload.replicas_owners)
 
 
 def _rolling(resource: Resource) -> bool:
@@ -296,11 +297,12 @@ def _stalled(step: rollout.Step) -> Judgement | None:
 
 
 def _again_after_s(
-    resource: Resource, step: rollout.Step, drains: Mapping[names.Role, Drain]
+    resource: Resource, step: rollout.Step, drains: Mapping[names.Role, Drain], now: float
 ) -> float:
-    waits = [float("inf")]
+    spec, waits = resource.spec.rollout, [float("inf")]
     if step.phase == "Progressing":
-        waits.append(ROLLING_S)
+        left_s = step.progress.since + spec.progress_deadline_seconds - now
+        waits += [ROLLING_S, max(left_s, 1.0), spec.min_ready_seconds or ROLLING_S]
     if any(is_builtin(resource, role) for role in names.ROLES):
         waits.append(SCALING_S)
     if any(each.waits for each in drains.values()):

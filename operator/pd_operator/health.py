@@ -15,7 +15,7 @@ from pd_operator.reflector import Reflector
 from pd_operator.telemetry import Telemetry
 
 SILENT_S = 240.0
-"""Watches are told something once a minute; after so long one is dead."""
+"""A watch is opened anew after a little more than a minute of silence; after so long it is dead."""
 OVERDUE_S = 300.0
 
 

@@ -234,9 +234,6 @@ class Reconciler:
         self._store.put(kind, live)
         mark = meta["annotations"][names.APPLIED_HASH]
         memory.settled[kind.name, meta["name"]] = (mark, live["metadata"]["resourceVersion"])
-        if known is None and kind == STATEFUL_SET and "replicas" in manifest["spec"]:
-            role: names.Role = meta["labels"]["app.kubernetes.io/component"]
-            await self._scale(resource, Scale(role=role, pods=manifest["spec"]["replicas"]))
 
     async def _refuse_foreign(self, resource: Resource, manifest: Manifest) -> None:
         """Objects without our labels are not in the store: look before the first apply."""
@@ -245,9 +242,9 @@ class Reconciler:
             found = await self._cluster.get(kind, meta["namespace"], meta["name"])
         except NotFound:
             return
-        self._store.put(kind, found)
         if not is_own(resource, found):
             raise ForeignObject(kind.name, meta["name"])
+        self._store.put(kind, found)
 
     async def _scale(self, resource: Resource, scale: Scale) -> None:
         manifest = replicas_manifest(resource, scale)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pd_operator import names
 from pd_operator.cluster import Cluster
-from pd_operator.errors import ApiError, Forbidden, Gone
+from pd_operator.errors import ApiError, Forbidden, Gone, Unreachable
 from pd_operator.kinds import Kind
 from pd_operator.resource import Key, Manifest
 from pd_operator.store import Store
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 15.0
+AT_ONCE_S = 1.0
+"""No API server ends a watch so soon; what does is asked ever more slowly."""
 Changed = Callable[[Key], None]
 
 
@@ -36,7 +38,7 @@ class Scope:
 
 
 class Reflector:
-    """Follows one kind. `seen_at` is when the API server last told us anything about it."""
+    """Follows one kind. `seen_at` is when the API server last answered us about it."""
 
     def __init__(self, cluster: Cluster, store: Store, scope: Scope, changed: Changed) -> None:
         self._cluster, self._store, self._changed = cluster, store, changed
@@ -52,7 +54,6 @@ class Reflector:
         while True:
             try:
                 await self._follow()
-                self._pause_s = FIRST_PAUSE_S
             except Gone:
                 self._version = ""
                 logger.debug("%s: starts anew", self.scope)
@@ -73,15 +74,24 @@ class Reflector:
             items, self._version = await self._cluster.list(
                 scope.kind, scope.namespace, scope.selector
             )
-            self.seen_at = time.monotonic()
-            for key in self._store.replace(scope.kind, items, scope.namespace):
+            self._heard()
+            for key in self._store.replace(scope.kind, items, scope.namespace, self._version):
                 self._changed(key)
             self.listed.set()
-        watch = self._cluster.watch(scope.kind, self._version, scope.namespace, scope.selector)
+        began = time.monotonic()
+        watch = self._cluster.watch(
+            scope.kind, self._version, scope.namespace, scope.selector, self._heard
+        )
         async for event, value in watch:
-            self.seen_at = time.monotonic()
+            self._heard()
             self._pause_s = FIRST_PAUSE_S
             self._take(event, value)
+        if time.monotonic() - began < AT_ONCE_S:
+            raise Unreachable("the watch ended at once")
+        self._pause_s = FIRST_PAUSE_S
+
+    def _heard(self) -> None:
+        self.seen_at = time.monotonic()
 
     def _take(self, event: str, value: Manifest) -> None:
         self._version = value["metadata"]["resourceVersion"]

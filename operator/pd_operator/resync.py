@@ -61,16 +61,22 @@ class Resync:
             except ApiError as error:
                 logger.warning("resync: %s", error)
 
-    async def check(self) -> None:
-        """One comparison. Raises ApiError."""
+    async def refresh(self, spread_s: float = 0.0) -> dict[Key, int]:
+        """Make the store equal to a list, and have all looked at within `spread_s`; the listed
+        versions. Raises ApiError."""
         versions: dict[Key, int] = {}
         for namespace in self._namespaces:
-            items, _ = await self._cluster.list(PDDEPLOYMENT, namespace)
+            items, version = await self._cluster.list(PDDEPLOYMENT, namespace)
             for item in items:
                 meta = item["metadata"]
                 versions[Key(meta["namespace"], meta["name"])] = int(meta["resourceVersion"])
-            for key in self._store.replace(PDDEPLOYMENT, items, namespace):
-                self._look(key, random.uniform(0.0, self._interval_s / 10))
+            for key in self._store.replace(PDDEPLOYMENT, items, namespace, version):
+                self._look(key, random.uniform(0.0, spread_s))
+        return versions
+
+    async def check(self) -> None:
+        """One comparison. Raises ApiError."""
+        versions = await self.refresh(self._interval_s / 10)
         if self._behind(versions):
             await asyncio.sleep(PATIENCE_S)
         late = self._behind(versions)

@@ -156,7 +156,7 @@ class Service:
 
         async def act() -> None:
             await asyncio.gather(*(reflector.listed.wait() for reflector in self.reflectors))
-            await self.resync.check()
+            await self.resync.refresh()
             await asyncio.gather(*(reconciler.work() for _ in range(self.options.workers)))
 
         if self.options.leader_elect:

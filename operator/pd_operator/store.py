@@ -1,7 +1,8 @@
 """What the operator knows of the cluster: its deployments and their children, trimmed.
 
 Reflectors and handlers write, reconcile reads; all in one event loop. Objects are never changed in
-place: who got one may keep it.
+place: who got one may keep it. What is told of one object arrives in no certain order, as events,
+lists and the answers to writes come by several connections; versions put it in order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 from pd_operator import names
 from pd_operator.kinds import PDDEPLOYMENT, POD, Kind
 from pd_operator.resource import Key, Manifest
+
+LATE = 20_000
+"""Of so many objects that went last it is known that they did."""
 
 
 def owner_key(manifest: Mapping[str, Any]) -> Key | None:
@@ -56,15 +60,17 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[Key, dict[Kind, dict[str, Manifest]]] = defaultdict(dict)
+        self._gone: dict[str, int] = {}
+        """By uid: the version at which an object went, so that nothing older brings it back."""
 
     def __repr__(self) -> str:
         return f"<Store {len(self._objects)} deployments>"
 
     def put(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
-        """Remember an object unless a newer one is known; its deployment."""
+        """Remember an object unless something newer is known of it; its deployment."""
         key = owner_key(manifest)
-        if key is None:
-            return None
+        if key is None or self._late(manifest):
+            return key
         named = self._objects[key].setdefault(kind, {})
         name = manifest["metadata"]["name"]
         known = named.get(name)
@@ -73,7 +79,9 @@ class Store:
         return key
 
     def drop(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
-        """Forget an object, unless another one has taken its name; its deployment."""
+        """Forget an object, unless another one has taken its name; its deployment. `manifest` has
+        the version at which it went."""
+        self._bury(manifest["metadata"]["uid"], _version(manifest))
         key = owner_key(manifest)
         if key is None or key not in self._objects:
             return key
@@ -85,18 +93,21 @@ class Store:
             del self._objects[key]
         return key
 
-    def replace(self, kind: Kind, manifests: Iterable[Mapping[str, Any]], scope: str) -> set[Key]:
+    def replace(
+        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], scope: str, version: str
+    ) -> set[Key]:
         """Make a list of all objects of a kind (in namespace `scope`, or everywhere) what is known;
-        the deployments whose objects are new, changed or gone."""
+        the deployments whose objects are new, changed or gone. What is newer than the list, which
+        is of `version`, stays."""
         listed = {(m["metadata"]["namespace"], m["metadata"]["name"]): m for m in manifests}
         gone = [
             known
             for key, kinds in self._objects.items()
             if scope in ("", key.namespace)
             for name, known in kinds.get(kind, {}).items()
-            if (key.namespace, name) not in listed
+            if (key.namespace, name) not in listed and _version(known) <= int(version)
         ]
-        touched = {self.drop(kind, manifest) for manifest in gone}
+        touched = {self.drop(kind, _at(manifest, version)) for manifest in gone}
         touched |= {self.put(kind, manifest) for manifest in listed.values()}
         return {key for key in touched if key}
 
@@ -118,13 +129,24 @@ class Store:
         """Every deployment of which anything is known."""
         return list(self._objects)
 
+    def _late(self, manifest: Mapping[str, Any]) -> bool:
+        return _version(manifest) <= self._gone.get(manifest["metadata"]["uid"], -1)
+
+    def _bury(self, uid: str, version: int) -> None:
+        self._gone[uid] = version
+        if len(self._gone) > LATE:
+            del self._gone[next(iter(self._gone))]
+
+
+def _version(manifest: Mapping[str, Any]) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def _at(manifest: Manifest, version: str) -> Manifest:
+    return manifest | {"metadata": manifest["metadata"] | {"resourceVersion": version}}
+
 
 def _older(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """True where both are one object and `manifest` is its earlier version."""
-    a, b = manifest["metadata"], known["metadata"]
-    if a["uid"] != b["uid"]:
-        return False
-    try:
-        return int(a["resourceVersion"]) < int(b["resourceVersion"])
-    except ValueError:
-        return False  # versions are opaque; then the last one told counts
+    same = manifest["metadata"]["uid"] == known["metadata"]["uid"]
+    return same and _version(manifest) < _version(known)

@@ -34,9 +34,14 @@ class WorkQueue:
 
     @property
     def lag_s(self) -> float:
-        """For how long the most overdue key waits."""
+        """For how long the most overdue key waits; 0 where none is due."""
         now = self._clock()
-        return max((now - due for due in self._due.values()), default=0.0)
+        return max((now - due for due in self._due.values() if due < now), default=0.0)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in work, and nothing due."""
+        return not self._working and all(due > self._clock() for due in self._due.values())
 
     def add(self, key: Key, after_s: float = 0.0) -> None:
         """Look at `key` after so long at the latest."""

@@ -71,6 +71,13 @@ def test_a_suspension_takes_all_pods_and_its_end_brings_them_back() -> None:
     assert decided(made, store).steps["decode"].pods == 2
 
 
+@pytest.mark.parametrize("owner", [names.FIELD_MANAGER, names.REPLICAS_MANAGER])
+def test_what_was_created_suspended_begins_when_that_ends(owner: str) -> None:
+    made = resource(decode=scaled("External", minReplicas=2))
+    store = with_replicas(populated(made), made, "decode", 0, owner)
+    assert decided(made, store).steps["decode"].pods == 2
+
+
 def test_builtin_follows_the_load() -> None:
     made = resource(decode=scaled("Builtin", scaleUpStabilizationSeconds=0) | {"replicas": 1})
     store = populated(made, *pods_of(made, prefill=1, decode=1))
@@ -155,6 +162,26 @@ def test_a_restarted_operator_goes_on_where_the_status_says() -> None:
     found = decided(late, populated(late, pod(late, "prefill", 0, ready=False)))
     assert found.stalled is not None
     assert found.stalled.reason == "ProgressDeadlineExceeded"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "again_s"),
+    [
+        ({}, 30),
+        ({"progressDeadlineSeconds": 12}, 12),
+        ({"minReadySeconds": 7}, 7),
+        ({"progressDeadlineSeconds": 12, "minReadySeconds": 20}, 12),
+        ({"paused": True}, float("inf")),
+    ],
+    ids=["nothing happens", "deadline", "ready for long enough", "the first of both", "paused"],
+)
+def test_a_rollout_is_looked_at_when_time_alone_may_change_it(
+    rollout: dict[str, Any], again_s: float
+) -> None:
+    old = resource()
+    store = populated(old, *pods_of(old, prefill=1, decode=2))
+    found = decided(resource(engine={"image": "worker:2"}, rollout=rollout), store)
+    assert found.again_after_s == again_s
 
 
 def test_paused_changes_nothing() -> None:

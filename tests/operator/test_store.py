@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pd_operator import names
+from pd_operator import store as store_module
 from pd_operator.kinds import ALWAYS, PDDEPLOYMENT, POD, STATEFUL_SET
 from pd_operator.resource import Key
 from pd_operator.store import Store, owner_key, trimmed
@@ -68,9 +69,48 @@ def test_a_list_replaces_what_is_known_in_its_namespace_only() -> None:
     store = Store()
     store.put(SERVICES, service("a"))
     store.put(SERVICES, service("b", namespace="other"))
-    assert store.replace(SERVICES, [service("c")], "llm") == {KEY}
+    assert store.replace(SERVICES, [service("c", uid="c")], "llm", "9") == {KEY}
     assert set(store.of(KEY, SERVICES)) == {"c"}
     assert set(store.of(Key("other", "m"), SERVICES)) == {"b"}
+
+
+def test_what_is_newer_than_a_list_stays() -> None:
+    store = Store()
+    store.put(SERVICES, service("a", 12, "a"))
+    store.put(SERVICES, service("b", 9, "b"))
+    store.replace(SERVICES, [], "llm", "10")
+    assert set(store.of(KEY, SERVICES)) == {"a"}
+
+
+@pytest.mark.parametrize("told", ["event", "list"])
+def test_a_late_answer_does_not_bring_back_what_is_gone(told: str) -> None:
+    store = Store()
+    store.put(SERVICES, service("s", 5))
+    if told == "event":
+        store.drop(SERVICES, service("s", 7))
+    else:
+        store.replace(SERVICES, [], "llm", "7")
+    store.put(SERVICES, service("s", 6))
+    assert store.keys() == []
+    store.put(SERVICES, service("s", 8))  # it had only left the selector, and has come back
+    assert set(store.of(KEY, SERVICES)) == {"s"}
+
+
+def test_gone_before_it_was_known_it_stays_unknown() -> None:
+    store = Store()
+    store.drop(SERVICES, service("s", 7))
+    store.put(SERVICES, service("s", 6))
+    assert store.keys() == []
+
+
+def test_how_many_are_known_to_be_gone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LATE", 2)
+    store = Store()
+    for uid in ("a", "b", "c"):
+        store.drop(SERVICES, service(uid, 7, uid))
+    for uid in ("a", "b", "c"):
+        store.put(SERVICES, service(uid, 6, uid))
+    assert set(store.of(KEY, SERVICES)) == {"a"}
 
 
 def test_nothing_stays_of_a_deployment_that_is_gone() -> None:

@@ -110,3 +110,15 @@ async def test_lag_is_that_of_the_most_overdue(queue: WorkQueue, clock: Clock) -
     clock.now += 7
     assert queue.lag_s == 7
     assert len(queue) == 2
+
+
+async def test_idle_while_nothing_is_due_or_in_work(queue: WorkQueue, clock: Clock) -> None:
+    assert queue.idle
+    queue.add(A, 50)
+    assert (queue.idle, queue.lag_s) == (True, 0.0)
+    clock.now += 50
+    assert not queue.idle
+    await taken(queue)
+    assert not queue.idle
+    queue.done(A, 10)
+    assert queue.idle

@@ -112,10 +112,10 @@ async def lists(cluster: Cluster, namespace: str) -> Store:
     """What a fresh operator knows."""
     store = Store()
     for kind in (*ALWAYS, POD):
-        items, _ = await cluster.list(kind, namespace, names.MANAGED_SELECTOR)
-        store.replace(kind, items, namespace)
-    items, _ = await cluster.list(PDDEPLOYMENT, namespace)
-    store.replace(PDDEPLOYMENT, items, namespace)
+        items, version = await cluster.list(kind, namespace, names.MANAGED_SELECTOR)
+        store.replace(kind, items, namespace, version)
+    items, version = await cluster.list(PDDEPLOYMENT, namespace)
+    store.replace(PDDEPLOYMENT, items, namespace, version)
     return store
 
 

@@ -127,12 +127,14 @@ async def test_errors_inside_a_watch_are_raised(
         [each async for each in cluster.watch(SERVICES, "1")]
 
 
-async def test_a_silent_watch_is_given_up(
+async def test_a_silent_watch_ends(
     cluster: Cluster, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "SILENCE_S", 0.2)
-    with pytest.raises(Unreachable):
-        [each async for each in cluster.watch(SERVICES, "1")]
+    opened: list[bool] = []
+    watch = cluster.watch(SERVICES, "1", opened=lambda: opened.append(True))
+    assert [each async for each in watch] == []
+    assert opened == [True]
 
 
 async def test_delete_is_of_one_incarnation_and_may_come_late(

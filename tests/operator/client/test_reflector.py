@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from pd_operator import cluster as cluster_module
 from pd_operator import reflector as reflector_module
 from pd_operator.cluster import Cluster
 from pd_operator.kinds import ALWAYS
@@ -37,6 +39,12 @@ class Names:
             while set(self.store.of(KEY, SERVICES)) != set(names):
                 self.changed.clear()
                 await self.changed.wait()
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -85,6 +93,34 @@ async def test_a_watch_that_ends_goes_on_from_the_last_bookmark(
     script.tell("ADDED", service("b", 10))
     await names.become("a", "b")
     assert [query.get("resourceVersion") for _, _, query, _ in script.seen] == [None, "1", "9"]
+
+
+async def test_a_silent_watch_is_opened_anew_without_a_list(
+    script: Script, names: Names, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "SILENCE_S", 0.05)
+    monkeypatch.setattr(reflector_module, "AT_ONCE_S", 0.0)
+    script.replies = [page(service("a"))]
+    reflector = follow()
+    await names.become("a")
+    listed_at = reflector.seen_at
+    await until(lambda: len(script.seen) >= 4)
+    assert [("watch" in query) for _, _, query, _ in script.seen] == [False, True, True, True]
+    assert reflector.seen_at > listed_at + 0.1
+
+
+async def test_a_watch_that_ends_at_once_is_asked_ever_more_slowly(
+    script: Script, names: Names, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reflector_module, "LONGEST_PAUSE_S", 0.3)
+    script.replies = [page(service("a"))]
+    for _ in range(8):
+        script.end_watch()
+    follow()
+    began = time.monotonic()
+    await until(lambda: len(script.seen) == 10)  # a list and nine watches, the last of which lasts
+    assert time.monotonic() - began > 0.5
 
 
 async def test_gone_inside_a_watch_lists_anew_and_misses_no_deletion(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from pd_operator import health as health_module
 from pd_operator import resync as resync_module
@@ -76,10 +77,35 @@ async def test_a_lost_event_is_made_up_for_and_reported(desk: Desk, script: Scri
 
 async def test_a_lost_deletion_is_made_up_for(desk: Desk, script: Script) -> None:
     desk.resync.told("ADDED", body(3))
-    script.replies = [page()]
+    script.replies = [page(version=9)]
     await desk.resync.check()
     assert desk.store.deployment(KEY) is None
     assert desk.resync.problem == ""
+
+
+async def test_a_refresh_has_all_looked_at_and_waits_for_nobody(
+    desk: Desk, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resync_module, "PATIENCE_S", 1e9)
+    script.replies = [page(body(5), version=5)]
+    assert await desk.resync.refresh() == {KEY: 5}
+    assert desk.looks == [KEY]
+    assert desk.resync.problem == ""
+
+
+@pytest.mark.parametrize("lasts", [True, False], ids=["created", "deleted"])
+async def test_what_kopf_tells_during_a_list_outlasts_it(
+    desk: Desk, script: Script, lasts: bool
+) -> None:
+    async def overtaken(_: web.Request) -> web.Response:
+        desk.resync.told("ADDED", body(6))
+        if not lasts:
+            desk.resync.told("DELETED", body(7))
+        return page(version=5) if lasts else page(body(6), version=6)
+
+    script.replies = [overtaken]
+    await desk.resync.refresh()
+    assert (desk.store.deployment(KEY) is not None) == lasts
 
 
 async def test_health_is_that_of_the_watches_and_the_queue(
