@@ -81,7 +81,7 @@ class Autoscaling(Part, frozen=True, kw_only=True):
     metrics: Annotated[tuple[Metric, ...], at_most(8, keys=("type",))] = ()
     """Signals; the one that asks for most workers wins. Absent: QueueDepth 4 on prefill,
     KVUtilization 0.8 on decode."""
-    scale_up_stabilization_seconds: Seconds = 0
+    scale_up_stabilization_seconds: Seconds = 30
     """Scale up only to what was asked for during the whole of so long."""
     scale_down_stabilization_seconds: Seconds = 300
     """Scale down only to the most that was asked for within so long."""
