@@ -58,6 +58,10 @@ class ControlPlane:
     """Where the API server says it is; pods reach it there."""
     prefix: Sequence[str] = ("setpriv", "--pdeathsig", "KILL")
     """Put before each command. By default they end with the process that started them."""
+    api_flags: Sequence[str] = ()
+    """Further ones of kube-apiserver."""
+    manager_flags: Sequence[str] = ()
+    """Further ones of kube-controller-manager."""
 
     @property
     def processes(self) -> Processes:
@@ -92,6 +96,13 @@ class ControlPlane:
     def stop(self) -> None:
         """End all processes."""
         self.processes.stop_all()
+
+    def admit(self, user: str) -> Path:
+        """Make a further administrator, whose requests can be told from others'; its kubeconfig."""
+        self.pki.issue(user, f"/O=system:masters/CN={user}")
+        file = self.state / f"{user}.conf"
+        self.write_kubeconfig(file, user)
+        return file
 
     def write_kubeconfig(self, file: Path, user: str, *, port: int = 0) -> None:
         """A kubeconfig with the certificate of `user`."""
@@ -169,6 +180,7 @@ class ControlPlane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={pki.crt('aggregator')}",
             f"--proxy-client-key-file={pki.key('aggregator')}",
+            *self.api_flags,
         )
 
     def _start_manager(self) -> None:
@@ -187,6 +199,7 @@ class ControlPlane:
             f"--root-ca-file={self.pki.crt('ca')}",
             "--horizontal-pod-autoscaler-sync-period=5s",
             "--controllers=*,-nodeipam,-cloud-node-lifecycle",
+            *self.manager_flags,
         )
 
     def _answers(self, *question: str) -> bool:

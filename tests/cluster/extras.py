@@ -114,8 +114,10 @@ def _api_service(group: str, version: str, port: int) -> list[Object]:
     ]
 
 
-def start_lws(plane: ControlPlane, client: Client, folder: Path) -> None:
-    """LeaderWorkerSet's controller with its webhooks."""
+def start_lws(
+    plane: ControlPlane, client: Client, folder: Path, kubeconfig: Path | None = None
+) -> None:
+    """LeaderWorkerSet's controller with its webhooks, as the user of `kubeconfig`."""
     [webhooks, health, metrics] = free_ports(3)
     certificates = _certificates(plane, "lws")
     config = {
@@ -130,7 +132,7 @@ def start_lws(plane: ControlPlane, client: Client, folder: Path) -> None:
     file = plane.state / "lws.yaml"
     file.write_text(json.dumps(config))
     _apply_files(client, (folder / "config/crd/bases").glob("*.yaml"))
-    command = ("env", f"KUBECONFIG={plane.kubeconfig}", folder / "lws-controller")
+    command = ("env", f"KUBECONFIG={kubeconfig or plane.kubeconfig}", folder / "lws-controller")
     plane.processes.start("lws", *command, f"--config={file}")
     plane.processes.wait("lws", lambda: "Serving webhook server" in _log(plane, "lws"))
     found = yaml.safe_load_all((folder / "config/webhook/manifests.yaml").read_text())
