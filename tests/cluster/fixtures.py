@@ -90,4 +90,4 @@ def namespace(control_plane: Client) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     control_plane.kubectl("create", "namespace", name)
     yield name
-    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+    control_plane.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")

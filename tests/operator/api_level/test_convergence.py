@@ -23,7 +23,8 @@ from pd_operator.service import Service
 from pd_operator.store import Store
 from pd_operator.telemetry import Telemetry
 from pd_operator.workqueue import WorkQueue
-from tests.operator.api_level.conftest import Space, quiet, until
+from tests.operator.api_level.operators import quiet
+from tests.operator.api_level.space import Space, until
 
 pytestmark = pytest.mark.cluster
 
@@ -82,7 +83,7 @@ async def test_a_walk_of_edits_ends_where_the_last_one_says(
     resource = Resource.parse(body)
     await space.observed()
     await until(f"as wanted (seed {seed})", lambda: is_as_wanted(space, resource))
-    await quiet(operator, "status")
+    await quiet(space, operator)
 
 
 class Killed(BaseException):

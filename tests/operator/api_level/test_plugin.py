@@ -14,7 +14,8 @@ from pd_operator.kinds import PDDEPLOYMENT
 from pd_operator.plugin.cli import main
 from pd_operator.service import Service
 from tests.cluster.client import Client
-from tests.operator.api_level.conftest import Kubelet, Space, until
+from tests.operator.api_level.kubelet import Kubelet
+from tests.operator.api_level.space import Space, until
 
 pytestmark = pytest.mark.cluster
 

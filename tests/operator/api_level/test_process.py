@@ -20,7 +20,8 @@ from pd_operator.errors import OperatorError
 from pd_operator.kinds import DEPLOYMENT
 from pd_operator.service import Service
 from tests.cluster.client import Client
-from tests.operator.api_level.conftest import SERVICES, Operator, Space, options, until
+from tests.operator.api_level.operators import Operator, options
+from tests.operator.api_level.space import SERVICES, Space, until
 
 pytestmark = pytest.mark.cluster
 

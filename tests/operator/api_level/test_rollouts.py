@@ -10,7 +10,9 @@ import pytest
 from pd_operator import names
 from pd_operator.kinds import POD
 from pd_operator.service import Service
-from tests.operator.api_level.conftest import Kubelet, Operator, Space, until
+from tests.operator.api_level.kubelet import Kubelet
+from tests.operator.api_level.operators import Operator
+from tests.operator.api_level.space import Space, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("kubelet")]
 

@@ -10,7 +10,9 @@ import pytest
 from pd_operator import names
 from pd_operator.kinds import ALWAYS, POD, STATEFUL_SET
 from pd_operator.service import Service
-from tests.operator.api_level.conftest import Kubelet, Operator, Space, quiet, until
+from tests.operator.api_level.kubelet import Kubelet
+from tests.operator.api_level.operators import Operator, quiet
+from tests.operator.api_level.space import Space, until
 
 pytestmark = pytest.mark.cluster
 
@@ -49,13 +51,13 @@ async def test_what_others_write_stays_through_everything(
     await space.observed()
     assert await space.replicas("decode") == 2
     await space.scale("decode", 4)
-    await quiet(service, "status")
+    await quiet(space, service)
     await space.edit(decode={"priorityClassName": None, "shmSize": "1Gi", "replicas": 1})
     await space.observed()
     assert await space.replicas("decode") == 4
     await operators.stop()
     await space.scale("decode", 3)
-    await quiet(await operators.start(), "status")
+    await quiet(space, await operators.start())
     assert await space.replicas("decode") == 3
     await space.edit(engine={"image": "worker:2"})
     await space.observed()
@@ -83,7 +85,7 @@ async def test_autoscaling_can_be_switched_on_and_off_without_a_jump(
     await space.scale("decode", 4)
     await space.edit(decode={"replicas": 4, "autoscaling": None})
     await space.observed()
-    await quiet(operator, "status")
+    await quiet(space, operator)
     assert await space.replicas("decode") == 4
 
 
@@ -95,6 +97,18 @@ async def test_a_suspension_and_its_end(space: Space, operator: Service) -> None
     await space.condition("Ready", "False Suspended")
     await space.edit(suspend=False)
     await has(space, 2)
+
+
+@pytest.mark.parametrize("role", [EXTERNAL, hpa()], ids=["External", "HPA"])
+async def test_what_was_created_suspended_begins_when_that_ends(
+    space: Space, operator: Service, role: dict[str, Any]
+) -> None:
+    await space.create(decode=role, suspend=True)
+    await space.observed()
+    assert await space.replicas("decode") == 0
+    await space.edit(suspend=False)
+    await has(space, 2)
+    await quiet(space, operator)
 
 
 async def test_an_hpa_is_made_changed_and_removed(space: Space, operator: Service) -> None:
@@ -122,7 +136,7 @@ async def test_the_hpa_controller_scales_the_stateful_set(space: Space, operator
     await has(space, 4)
     await space.edit(decode={"autoscaling": {"minReplicas": 5}})
     await has(space, 5)  # by the controller: it needs no metrics to keep to its bounds
-    await quiet(operator, "status")
+    await quiet(space, operator)
 
 
 async def test_a_scale_down_drains_before_it_takes_pods(

@@ -1,0 +1,69 @@
+"""Deployments, and their namespaces, go without anybody's help."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pd_operator.cluster import Cluster
+from pd_operator.kinds import ALWAYS, CONTROLLER_REVISION, PDDEPLOYMENT, SECRET
+from pd_operator.service import Service
+from tests.cluster.client import Client
+from tests.operator.api_level.kubelet import Kubelet
+from tests.operator.api_level.operators import Operator
+from tests.operator.api_level.space import Space, until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["operator up", "operator down"])
+async def test_a_deployment_is_waited_for_and_deleted_by_kubectl(
+    space: Space, api: Client, kubelet: Kubelet, operators: Operator, down: bool
+) -> None:
+    await operators.start()
+    await space.create()
+    wait = ("wait", "--for=condition=Ready", "pdd/m", "-n", space.namespace, "--timeout=60s")
+    assert "condition met" in await asyncio.to_thread(api.kubectl, *wait)
+    if down:
+        await operators.stop()
+    delete = ("delete", "pdd", "m", "-n", space.namespace, "--timeout=20s")
+    await asyncio.to_thread(api.kubectl, *delete)
+
+    async def collected() -> bool:
+        kinds = (*ALWAYS, SECRET, CONTROLLER_REVISION)
+        return not any([await space.list(kind) for kind in kinds])
+
+    await until("everything is collected", collected)
+
+
+async def test_a_successor_of_the_same_name_waits_for_the_garbage(
+    space: Space, kubelet: Kubelet, operator: Service
+) -> None:
+    old = await space.create()
+    await space.condition("Ready", "True")
+    await space.delete()
+    new = await space.create()
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    await space.condition("Ready", "True")
+    owners = {c["metadata"]["ownerReferences"][0]["uid"] for c in (await space.children()).values()}
+    assert owners == {new["metadata"]["uid"]}
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["operator up", "operator down"])
+async def test_a_namespace_goes_with_everything_in_it(
+    space: Space, api: Client, cluster: Cluster, kubelet: Kubelet, operators: Operator, down: bool
+) -> None:
+    service = await operators.start()
+    await space.create()
+    await space.condition("Ready", "True")
+    if down:
+        await operators.stop()
+    delete = ("delete", "namespace", space.namespace, "--timeout=60s")
+    await asyncio.to_thread(api.kubectl, *delete)
+    assert (await cluster.list(PDDEPLOYMENT, space.namespace))[0] == []
+
+    async def forgotten() -> bool:
+        return down or (not service.store.keys() and service.queue.idle)
+
+    await until("the operator has forgotten it", forgotten)
