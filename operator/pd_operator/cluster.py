@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import msgspec
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
 
@@ -86,6 +87,8 @@ class Cluster:
         configuration = client.Configuration()
         configuration.connection_pool_maxsize = CONNECTIONS
         await _load(configuration, kubeconfig)
+        configuration.proxy = configuration.proxy or _proxy(configuration.host)
+        configuration.client_session_kwargs = {"trust_env": False}  # for each request, by threads
         return cls(client.ApiClient(configuration))
 
     async def close(self) -> None:
@@ -239,7 +242,7 @@ class Cluster:
     ) -> Manifest:
         async with self._response(method, path, query, body, media) as response:
             with _as_unreachable(path):
-                answer: Manifest = json.loads(await response.read())
+                answer: Manifest = msgspec.json.decode(await response.read())
                 return answer
 
     @contextlib.asynccontextmanager
@@ -290,19 +293,25 @@ async def _load(configuration: client.Configuration, kubeconfig: Path | None) ->
         raise OperatorError(f"no way to the cluster: {error}") from error
 
 
+def _proxy(server: str) -> str | None:
+    """The environment's proxy to a server; None where there is none."""
+    parts = urlsplit(server)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
 @contextlib.contextmanager
 def _as_unreachable(path: str) -> Iterator[None]:
     """Translates what the network does."""
     try:
         yield
-    except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
         raise Unreachable(f"{path}: {error or type(error).__name__}") from error
 
 
 def _error(response: aiohttp.ClientResponse, body: bytes, what: str) -> ApiError:
     try:
-        told = json.loads(body).get("message", "")
-    except (json.JSONDecodeError, AttributeError):
+        told = msgspec.json.decode(body).get("message", "")
+    except (msgspec.DecodeError, AttributeError):
         told = body[:300].decode(errors="replace")
     status = response.status
     kind = _ERRORS.get(status, Unreachable if status == 429 or status >= 500 else Refused)
@@ -314,7 +323,7 @@ def _error(response: aiohttp.ClientResponse, body: bytes, what: str) -> ApiError
 
 def _event(line: bytes, path: str) -> tuple[str, Manifest]:
     """One line of a watch. Raises Gone, Unreachable: errors come as lines, too."""
-    event = json.loads(line)
+    event = msgspec.json.decode(line)
     kind, value = event["type"], event["object"]
     if kind != "ERROR":
         return kind, value

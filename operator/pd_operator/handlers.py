@@ -26,11 +26,24 @@ Told = Callable[[str, dict[str, Any]], None]
 """Called with DELETED or anything else, and the PDDeployment."""
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """There is no handler of differences: nothing is stored for them, and no body is copied."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return {}
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def settings() -> kopf.OperatorSettings:
     """Finite time-outs everywhere, nothing stored in objects, no election of kopf's own."""
     chosen = kopf.OperatorSettings()
     chosen.persistence.finalizer = f"{names.GROUP}/operator"
-    chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    chosen.persistence.diffbase_storage = NoDiffs()
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
     chosen.posting.enabled = False
     chosen.peering.standalone = True

@@ -214,14 +214,14 @@ class Reconciler:
             memory.has_secret = True
         if memory.has_secret:
             return
-        name = names.secret(resource.name)
         try:
-            found = await self._cluster.get(SECRET, resource.namespace, name)
-            if not is_own(resource, found):
-                raise ForeignObject(SECRET.name, name)
-        except NotFound:
             await self._cluster.create(SECRET, secret(resource, secrets.token_hex(32)))
             self._telemetry.wrote("create")
+        except Conflict:
+            name = names.secret(resource.name)
+            found = await self._cluster.get(SECRET, resource.namespace, name)
+            if not is_own(resource, found):
+                raise ForeignObject(SECRET.name, name) from None
         memory.has_secret = True
 
     async def _apply(self, resource: Resource, manifest: Manifest, memory: Memory) -> None:

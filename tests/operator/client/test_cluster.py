@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from pd_operator import cluster as cluster_module
 from pd_operator.cluster import Cluster
@@ -135,6 +137,35 @@ async def test_a_silent_watch_ends(
     watch = cluster.watch(SERVICES, "1", opened=lambda: opened.append(True))
     assert [each async for each in watch] == []
     assert opened == [True]
+
+
+async def test_answers_that_are_no_json_are_faults_of_the_moment(
+    cluster: Cluster, script: Script
+) -> None:
+    script.replies = [web.Response(body=b'{"metadata": '), service("s")]
+    assert (await cluster.get(SERVICES, "llm", "s"))["metadata"]["name"] == "s"
+
+
+@pytest.mark.parametrize("proxied", [True, False])
+async def test_the_proxy_of_the_environment_is_used(
+    cluster: Cluster, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxied: bool
+) -> None:
+    here = (await cluster.access()).server
+    server = "http://cluster.invalid" if proxied else here
+    monkeypatch.setenv("http_proxy", here if proxied else "http://proxy.invalid")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    context = {"cluster": "c", "user": "u"}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": context}],
+        "current-context": "x",
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    script.replies = [service("s")]
+    connected = await Cluster.connect(tmp_path / "config")
+    assert (await connected.get(SERVICES, "llm", "s"))["metadata"]["name"] == "s"
+    await connected.close()
 
 
 async def test_delete_is_of_one_incarnation_and_may_come_late(
