@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -35,6 +35,7 @@ from pd_operator.errors import (
 from pd_operator.kinds import ACCESS_REVIEW, Kind, kind_of
 from pd_operator.resource import Manifest
 
+T = TypeVar("T")
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS = 4
@@ -74,6 +75,16 @@ class Access:
     token: str | None
 
 
+class _Page(msgspec.Struct):
+    """A part of a list, its objects not decoded yet."""
+
+    metadata: Manifest
+    items: list[msgspec.Raw]
+
+
+_PAGE = msgspec.json.Decoder(_Page)
+
+
 class Cluster:
     """A connection to the API server."""
 
@@ -111,22 +122,30 @@ class Cluster:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
         """One object. Raises NotFound."""
-        return await self._retried("GET", kind.path(namespace, name))
+        found: Manifest = await self._retried("GET", kind.path(namespace, name))
+        return found
+
+    async def collect(
+        self, kind: Kind, kept: Callable[[Manifest], T], namespace: str = "", selector: str = ""
+    ) -> tuple[list[T], str]:
+        """What `kept` makes of every object, one after the other, so that never many of them are
+        in memory as a whole; and the version from which to watch. Raises Gone where the pages of
+        one list no longer fit together."""
+        items: list[T] = []
+        query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
+        common = {"apiVersion": kind.api_version, "kind": kind.name}
+        while True:
+            page = await self._retried("GET", kind.path(namespace), query, decode=_PAGE.decode)
+            items += [kept(common | msgspec.json.decode(item)) for item in page.items]
+            if not page.metadata.get("continue"):
+                return items, page.metadata["resourceVersion"]
+            query["continue"] = page.metadata["continue"]
 
     async def list(
         self, kind: Kind, namespace: str = "", selector: str = ""
     ) -> tuple[list[Manifest], str]:
-        """All objects, and the version from which to watch. Raises Gone where the pages of one
-        list no longer fit together."""
-        items: list[Manifest] = []
-        query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = await self._retried("GET", kind.path(namespace), query)
-            for item in page["items"]:
-                items.append({"apiVersion": kind.api_version, "kind": kind.name} | item)
-            if not page["metadata"].get("continue"):
-                return items, page["metadata"]["resourceVersion"]
-            query["continue"] = page["metadata"]["continue"]
+        """All objects as they are; else as collect()."""
+        return await self.collect(kind, lambda item: item, namespace, selector)
 
     async def watch(
         self,
@@ -163,23 +182,29 @@ class Cluster:
         meta = manifest["metadata"]
         query = {"fieldManager": manager, "force": str(force).lower()}
         path = kind_of(manifest).path(meta["namespace"], meta["name"], subresource)
-        return await self._retried("PATCH", path, query, manifest, _APPLY)
+        live: Manifest = await self._retried("PATCH", path, query, manifest, _APPLY)
+        return live
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Raises Conflict where it exists. Not tried again: the first try may have worked."""
-        return await self._once("POST", kind.path(manifest["metadata"]["namespace"]), {}, manifest)
+        path = kind.path(manifest["metadata"]["namespace"])
+        live: Manifest = await self._once("POST", path, {}, manifest)
+        return live
 
     async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Raises Conflict where it was changed since the version in `manifest`."""
         meta = manifest["metadata"]
-        return await self._once("PUT", kind.path(meta["namespace"], meta["name"]), {}, manifest)
+        path = kind.path(meta["namespace"], meta["name"])
+        live: Manifest = await self._once("PUT", path, {}, manifest)
+        return live
 
     async def patch(
         self, kind: Kind, namespace: str, name: str, change: Manifest, *, subresource: str = ""
     ) -> Manifest:
         """JSON merge patch. Raises NotFound."""
         path = kind.path(namespace, name, subresource)
-        return await self._retried("PATCH", path, {}, change, _MERGE)
+        live: Manifest = await self._retried("PATCH", path, {}, change, _MERGE)
+        return live
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete exactly the object with this uid; fine where it is gone already."""
@@ -219,11 +244,12 @@ class Cluster:
         query: Mapping[str, Any] | None = None,
         body: Manifest | None = None,
         media: str = "application/json",
-    ) -> Manifest:
+        decode: Callable[[bytes], Any] = msgspec.json.decode,
+    ) -> Any:
         pause_s = FIRST_PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._once(method, path, query or {}, body, media)
+                return await self._once(method, path, query or {}, body, media, decode)
             except Unreachable as error:
                 if attempt == ATTEMPTS:
                     raise
@@ -239,11 +265,11 @@ class Cluster:
         query: Mapping[str, Any],
         body: Manifest | None = None,
         media: str = "application/json",
-    ) -> Manifest:
+        decode: Callable[[bytes], Any] = msgspec.json.decode,
+    ) -> Any:
         async with self._response(method, path, query, body, media) as response:
             with _as_unreachable(path):
-                answer: Manifest = msgspec.json.decode(await response.read())
-                return answer
+                return decode(await response.read())
 
     @contextlib.asynccontextmanager
     async def _response(

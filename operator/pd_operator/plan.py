@@ -65,7 +65,8 @@ def make_plan(
 ) -> Plan:
     """Raises ForeignObject where a child's name is taken."""
     wanted = desired_state(resource, _choices(resource, decisions, observed, around))
-    live = {(k.name, m["metadata"]["name"]): m for k, m in store.children(resource.key)}
+    children = list(store.children(resource.key))
+    live = {_name(manifest): manifest for _, manifest in children}
     due, leftovers, good = [], [], {}
     for manifest in wanted:
         known = live.get(_name(manifest))
@@ -84,7 +85,7 @@ def make_plan(
         claims=tuple(_claims(resource, due, observed, store)),
         applies=tuple(due),
         scales=scales,
-        deletes=tuple(_surplus(resource, wanted, store)),
+        deletes=tuple(_surplus(resource, wanted, children)),
         settled=good,
         leftovers=tuple(leftovers),
     )
@@ -146,11 +147,11 @@ def _scales(decisions: Decisions, observed: Observed) -> Iterator[Scale]:
 
 
 def _surplus(
-    resource: Resource, wanted: list[Manifest], store: Store
+    resource: Resource, wanted: list[Manifest], children: list[tuple[Kind, Manifest]]
 ) -> Iterator[tuple[Kind, Manifest]]:
     """Our own children that are wanted no more."""
     names_wanted = {_name(manifest) for manifest in wanted}
-    for kind, manifest in store.children(resource.key):
+    for kind, manifest in children:
         meta = manifest["metadata"]
         kept = kind == SECRET or (kind.name, meta["name"]) in names_wanted
         if not kept and "deletionTimestamp" not in meta and is_own(resource, manifest):

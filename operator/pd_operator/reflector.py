@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pd_operator import names
 from pd_operator.cluster import Cluster
 from pd_operator.errors import ApiError, Forbidden, Gone, Unreachable
 from pd_operator.kinds import Kind
 from pd_operator.resource import Key, Manifest
-from pd_operator.store import Store
+from pd_operator.store import Store, packed
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ class Reflector:
         """One list where none is valid, then one watch to its end."""
         scope = self.scope
         if not self._version:
-            items, self._version = await self._cluster.list(
-                scope.kind, scope.namespace, scope.selector
+            entries, self._version = await self._cluster.collect(
+                scope.kind, partial(packed, scope.kind), scope.namespace, scope.selector
             )
             self._heard()
-            for key in self._store.replace(scope.kind, items, scope.namespace, self._version):
+            for key in self._store.replace(scope.kind, entries, scope.namespace, self._version):
                 self._changed(key)
             self.listed.set()
         began = time.monotonic()

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pd_operator.cluster import Cluster
 from pd_operator.errors import ApiError
 from pd_operator.kinds import PDDEPLOYMENT
 from pd_operator.resource import Key
-from pd_operator.store import Store
+from pd_operator.store import Store, packed
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,11 @@ class Resync:
         versions. Raises ApiError."""
         versions: dict[Key, int] = {}
         for namespace in self._namespaces:
-            items, version = await self._cluster.list(PDDEPLOYMENT, namespace)
-            for item in items:
-                meta = item["metadata"]
-                versions[Key(meta["namespace"], meta["name"])] = int(meta["resourceVersion"])
-            for key in self._store.replace(PDDEPLOYMENT, items, namespace, version):
+            entries, version = await self._cluster.collect(
+                PDDEPLOYMENT, partial(packed, PDDEPLOYMENT), namespace
+            )
+            versions |= {Key(entry.namespace, entry.name): entry.version for entry in entries}
+            for key in self._store.replace(PDDEPLOYMENT, entries, namespace, version):
                 self._look(key, random.uniform(0.0, spread_s))
         return versions
 
@@ -82,7 +83,7 @@ class Resync:
         late = self._behind(versions)
         self.problem = f"kopf's watch has not told of {late[0]}" if late else ""
         for key in [key for key in self._told if key not in versions]:
-            if self._store.deployment(key) is None:
+            if not self._store.has(key):
                 del self._told[key]
 
     def _behind(self, versions: dict[Key, int]) -> list[Key]:
@@ -90,5 +91,5 @@ class Resync:
         return [
             key
             for key, version in versions.items()
-            if self._told.get(key, 0) < version and self._store.deployment(key) is not None
+            if self._told.get(key, 0) < version and self._store.has(key)
         ]

@@ -1,7 +1,8 @@
 """What the operator knows of the cluster: its deployments and their children, trimmed.
 
-Reflectors and handlers write, reconcile reads; all in one event loop. Objects are never changed in
-place: who got one may keep it. What is told of one object arrives in no certain order, as events,
+Reflectors and handlers write, reconcile reads; all in one event loop. Objects are kept as bytes,
+which need a quarter of the memory and give the garbage collector nothing to walk through; who asks
+for one gets a copy of his own. What is told of one object arrives in no certain order, as events,
 lists and the answers to writes come by several connections; versions put it in order.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from pd_operator import names
 from pd_operator.kinds import PDDEPLOYMENT, POD, Kind
@@ -55,98 +58,135 @@ def _owns_replicas(entry: Mapping[str, Any]) -> bool:
     )
 
 
+class Entry(NamedTuple):
+    """One object as it is kept."""
+
+    key: Key | None
+    """The deployment that it belongs to; None for one that is none of ours."""
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    body: bytes
+    """The trimmed manifest."""
+
+
+def packed(kind: Kind, manifest: Mapping[str, Any]) -> Entry:
+    """The entry of an object."""
+    meta = manifest["metadata"]
+    return Entry(
+        key=owner_key(manifest),
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        version=int(meta["resourceVersion"]),
+        body=msgspec.json.encode(trimmed(kind, manifest)),
+    )
+
+
+class Unpacked(Mapping[str, Manifest]):
+    """Manifests by name, each made when it is asked for."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Manifest:
+        manifest: Manifest = msgspec.json.decode(self._entries[name].body)
+        return manifest
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+
 class Store:
     """Objects by deployment, kind and name."""
 
     def __init__(self) -> None:
-        self._objects: dict[Key, dict[Kind, dict[str, Manifest]]] = defaultdict(dict)
+        self._objects: dict[Key, dict[Kind, dict[str, Entry]]] = defaultdict(dict)
         self._gone: dict[str, int] = {}
-        """By uid: the version at which an object went, so that nothing older brings it back."""
+        """Version at which each uid went."""
 
     def __repr__(self) -> str:
         return f"<Store {len(self._objects)} deployments>"
 
     def put(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
         """Remember an object unless something newer is known of it; its deployment."""
-        key = owner_key(manifest)
-        if key is None or self._late(manifest):
-            return key
-        named = self._objects[key].setdefault(kind, {})
-        name = manifest["metadata"]["name"]
-        known = named.get(name)
-        if known is None or not _older(manifest, known):
-            named[name] = trimmed(kind, manifest)
-        return key
+        return self._put(kind, packed(kind, manifest))
+
+    def _put(self, kind: Kind, entry: Entry) -> Key | None:
+        if entry.key is None or entry.version <= self._gone.get(entry.uid, -1):
+            return entry.key
+        named = self._objects[entry.key].setdefault(kind, {})
+        known = named.get(entry.name)
+        if known is None or known.uid != entry.uid or known.version <= entry.version:
+            named[entry.name] = entry
+        return entry.key
 
     def drop(self, kind: Kind, manifest: Mapping[str, Any]) -> Key | None:
         """Forget an object, unless another one has taken its name; its deployment. `manifest` has
         the version at which it went."""
-        self._bury(manifest["metadata"]["uid"], _version(manifest))
-        key = owner_key(manifest)
-        if key is None or key not in self._objects:
-            return key
-        named = self._objects[key].get(kind, {})
-        known = named.get(manifest["metadata"]["name"])
-        if known and known["metadata"]["uid"] == manifest["metadata"]["uid"]:
-            del named[manifest["metadata"]["name"]]
-        if not any(self._objects[key].values()):
-            del self._objects[key]
-        return key
+        entry = packed(kind, manifest)
+        self._drop(kind, entry, entry.version)
+        return entry.key
 
-    def replace(
-        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], scope: str, version: str
-    ) -> set[Key]:
+    def _drop(self, kind: Kind, entry: Entry, version: int) -> None:
+        self._bury(entry.uid, version)
+        if entry.key is None or entry.key not in self._objects:
+            return
+        named = self._objects[entry.key].get(kind, {})
+        known = named.get(entry.name)
+        if known and known.uid == entry.uid:
+            del named[entry.name]
+        if not any(self._objects[entry.key].values()):
+            del self._objects[entry.key]
+
+    def replace(self, kind: Kind, entries: Iterable[Entry], scope: str, version: str) -> set[Key]:
         """Make a list of all objects of a kind (in namespace `scope`, or everywhere) what is known;
         the deployments whose objects are new, changed or gone. What is newer than the list, which
         is of `version`, stays."""
-        listed = {(m["metadata"]["namespace"], m["metadata"]["name"]): m for m in manifests}
+        listed = {(entry.namespace, entry.name): entry for entry in entries}
         gone = [
             known
             for key, kinds in self._objects.items()
             if scope in ("", key.namespace)
             for name, known in kinds.get(kind, {}).items()
-            if (key.namespace, name) not in listed and _version(known) <= int(version)
+            if (key.namespace, name) not in listed and known.version <= int(version)
         ]
-        touched = {self.drop(kind, _at(manifest, version)) for manifest in gone}
-        touched |= {self.put(kind, manifest) for manifest in listed.values()}
+        for entry in gone:
+            self._drop(kind, entry, int(version))
+        touched = {self._put(kind, entry) for entry in listed.values()}
+        touched |= {entry.key for entry in gone}
         return {key for key in touched if key}
 
     def deployment(self, key: Key) -> Manifest | None:
         """The PDDeployment."""
         return self.of(key, PDDEPLOYMENT).get(key.name)
 
+    def has(self, key: Key) -> bool:
+        """True where the PDDeployment exists."""
+        return key.name in self.of(key, PDDEPLOYMENT)
+
     def of(self, key: Key, kind: Kind) -> Mapping[str, Manifest]:
         """Its objects of a kind, by name."""
-        return self._objects[key].get(kind, {}) if key in self._objects else {}
+        return Unpacked(self._objects[key].get(kind, {}) if key in self._objects else {})
 
     def children(self, key: Key) -> Iterator[tuple[Kind, Manifest]]:
         """All of its objects but itself and its pods."""
-        for kind, named in list(self._objects.get(key, {}).items()):
+        for kind in list(self._objects.get(key, {})):
             if kind not in (PDDEPLOYMENT, POD):
-                yield from ((kind, manifest) for manifest in list(named.values()))
+                yield from ((kind, manifest) for manifest in self.of(key, kind).values())
 
     def keys(self) -> list[Key]:
         """Every deployment of which anything is known."""
         return list(self._objects)
 
-    def _late(self, manifest: Mapping[str, Any]) -> bool:
-        return _version(manifest) <= self._gone.get(manifest["metadata"]["uid"], -1)
-
     def _bury(self, uid: str, version: int) -> None:
         self._gone[uid] = version
         if len(self._gone) > LATE:
             del self._gone[next(iter(self._gone))]
-
-
-def _version(manifest: Mapping[str, Any]) -> int:
-    return int(manifest["metadata"]["resourceVersion"])
-
-
-def _at(manifest: Manifest, version: str) -> Manifest:
-    return manifest | {"metadata": manifest["metadata"] | {"resourceVersion": version}}
-
-
-def _older(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """True where both are one object and `manifest` is its earlier version."""
-    same = manifest["metadata"]["uid"] == known["metadata"]["uid"]
-    return same and _version(manifest) < _version(known)

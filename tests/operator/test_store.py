@@ -10,7 +10,7 @@ from pd_operator import names
 from pd_operator import store as store_module
 from pd_operator.kinds import ALWAYS, PDDEPLOYMENT, POD, STATEFUL_SET
 from pd_operator.resource import Key
-from pd_operator.store import Store, owner_key, trimmed
+from pd_operator.store import Store, owner_key, packed, trimmed
 from tests.operator.builders import deployment, pod, resource
 
 SERVICES = ALWAYS[2]
@@ -69,7 +69,7 @@ def test_a_list_replaces_what_is_known_in_its_namespace_only() -> None:
     store = Store()
     store.put(SERVICES, service("a"))
     store.put(SERVICES, service("b", namespace="other"))
-    assert store.replace(SERVICES, [service("c", uid="c")], "llm", "9") == {KEY}
+    assert store.replace(SERVICES, [packed(SERVICES, service("c", uid="c"))], "llm", "9") == {KEY}
     assert set(store.of(KEY, SERVICES)) == {"c"}
     assert set(store.of(Key("other", "m"), SERVICES)) == {"b"}
 
@@ -111,6 +111,13 @@ def test_how_many_are_known_to_be_gone_is_bounded(monkeypatch: pytest.MonkeyPatc
     for uid in ("a", "b", "c"):
         store.put(SERVICES, service(uid, 6, uid))
     assert set(store.of(KEY, SERVICES)) == {"a"}
+
+
+def test_who_got_an_object_has_it_for_himself() -> None:
+    store = Store()
+    store.put(SERVICES, service("s"))
+    store.of(KEY, SERVICES)["s"]["metadata"]["labels"].clear()
+    assert store.of(KEY, SERVICES)["s"]["metadata"]["labels"] == {names.DEPLOYMENT: "m"}
 
 
 def test_nothing_stays_of_a_deployment_that_is_gone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from pd_operator.plan import Surroundings
 from pd_operator.reconcile import Reconciler, Tools
 from pd_operator.resource import Key, Manifest, Resource
 from pd_operator.service import Service
-from pd_operator.store import Store
+from pd_operator.store import Store, packed
 from pd_operator.telemetry import Telemetry
 from pd_operator.workqueue import WorkQueue
 from tests.operator.api_level.operators import quiet
@@ -103,20 +104,22 @@ class Mortal(Cluster):
         self.lives -= 1
         if self.lives == 0 and not self._after:
             raise Killed
-        answer = await super()._once(method, *args, **more)
-        if self.lives == 0:
-            raise Killed
-        return answer
+        try:
+            return await super()._once(method, *args, **more)
+        finally:
+            if self.lives == 0:
+                raise Killed  # whether it was accepted or not
 
 
 async def lists(cluster: Cluster, namespace: str) -> Store:
     """What a fresh operator knows."""
     store = Store()
     for kind in (*ALWAYS, POD):
-        items, version = await cluster.list(kind, namespace, names.MANAGED_SELECTOR)
-        store.replace(kind, items, namespace, version)
-    items, version = await cluster.list(PDDEPLOYMENT, namespace)
-    store.replace(PDDEPLOYMENT, items, namespace, version)
+        pack = partial(packed, kind)
+        entries, version = await cluster.collect(kind, pack, namespace, names.MANAGED_SELECTOR)
+        store.replace(kind, entries, namespace, version)
+    entries, version = await cluster.collect(PDDEPLOYMENT, partial(packed, PDDEPLOYMENT), namespace)
+    store.replace(PDDEPLOYMENT, entries, namespace, version)
     return store
 
 
