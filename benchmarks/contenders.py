@@ -76,6 +76,8 @@ class Operator(Contender):
     kind: ClassVar[Kind] = PDDEPLOYMENT
     elected: bool = False
     """Whether it elects a leader, as in a cluster; then its Lease is renewed."""
+    resync_s: float = 300.0
+    """It looks at each deployment at least this often."""
     port: int = 0
     """Of its metrics, while it runs."""
 
@@ -96,6 +98,7 @@ class Operator(Contender):
             self.user,
             *("env", f"KUBECONFIG={self.plane.state / self.user}.conf"),
             *(sys.executable, "-m", "pd_operator", "run", "--port", str(self.port)),
+            *("--resync-s", str(self.resync_s)),
             "--no-probe-workers",  # it is outside of the pods' network
             *(("--lease", "default/pdserve") if self.elected else ("--no-leader-elect",)),
         )
@@ -121,6 +124,11 @@ class Operator(Contender):
             (f"{m['kind'].lower()}s", m["metadata"]["name"])
             for m in desired_state(resource, Choices())
         }
+
+    @property
+    def looks(self) -> int:
+        """How often it has looked at a deployment since it started."""
+        return int(self.metric("pdserve_operator_reconcile_seconds_count"))
 
     def metric(self, name: str) -> float:
         """A number of its own metrics; 0 where it does not answer or does not have it."""

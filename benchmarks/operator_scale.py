@@ -54,13 +54,13 @@ def main() -> None:
     options = tyro.cli(Options, prog="python -m benchmarks.operator_scale")
     results: Results = {"machine": machine()}
     print(f"{results['machine']}\n", flush=True)
-    with stand(options.controllers_per_s) as place:
+    with stand(controllers_per_s=options.controllers_per_s) as place:
         operator = Operator(place.plane, place.client)
         results["pdserve"] = made = _make(place, operator, options)
         if options.restart:
             results["restart"] = _restart(place, operator, options)
     if options.lws:
-        with stand(options.controllers_per_s) as place:
+        with stand(controllers_per_s=options.controllers_per_s) as place:
             lws = LeaderWorkerSets(place.plane, place.client)
             results["lws"] = _make(place, lws, options)
             print(table({"pdserve": _figures(made), "lws": _figures(results["lws"])}))

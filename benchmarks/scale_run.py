@@ -27,8 +27,6 @@ from tests.cluster.control_plane import ControlPlane, Ports
 USERS = (Operator.user, LeaderWorkerSets.user)
 AT_ONCE = 16
 """Pairs that are created at the same time."""
-CALM_S = 10.0
-"""Without a write for so long a controller has settled."""
 PATIENCE_S = 3600.0
 POLL_S = 0.5
 PARTS = ("kube-apiserver", "kube-controller-manager", "etcd")
@@ -41,10 +39,12 @@ class Stand:
     plane: ControlPlane
     client: Client
     audit: Audit
+    calm_s: float
+    """Without a write for so long a controller has settled."""
 
 
 @contextmanager
-def stand(controllers_per_s: int) -> Iterator[Stand]:
+def stand(*, controllers_per_s: int = 500, calm_s: float = 10.0) -> Iterator[Stand]:
     """A new one. Kubernetes' own controllers may do so many requests a second, each of them."""
     kube, helm = ensure("kube", "helm")
     state = Path(tempfile.mkdtemp(prefix="pdserve-scale-"))
@@ -63,7 +63,7 @@ def stand(controllers_per_s: int) -> Iterator[Stand]:
             plane.admit(user)
         client = Client(kubeconfig=plane.kubeconfig, programs=kube, helm_program=helm / "helm")
         client.kubectl("create", "namespace", NAMESPACE)
-        yield Stand(plane=plane, client=client, audit=audit)
+        yield Stand(plane=plane, client=client, audit=audit, calm_s=calm_s)
     finally:
         plane.stop()
         shutil.rmtree(state)
@@ -188,8 +188,8 @@ def restart(place: Stand, operator: Operator, numbers: range) -> Restart:
     began = time.time()
     operator.launch()
     with Meter({operator.user: operator.pid}) as meter:
-        first = _until(lambda: _looks(operator) >= 1)
-        last = _until(lambda: _looks(operator) >= len(numbers))
+        first = _until(lambda: operator.looks >= 1)
+        last = _until(lambda: operator.looks >= len(numbers))
         _calm(place, operator)
     memory, peak = memory_mib(operator.pid)
     writes = place.audit.writes(operator.user, began)
@@ -266,7 +266,7 @@ def _calm(place: Stand, contender: Contender) -> float:
         nonlocal last
         new = [r.at for r in place.audit.read() if r.user == contender.user and r.is_write]
         last = max([last, *new])
-        return time.time() - last > CALM_S
+        return time.time() - last > place.calm_s
 
     _until(calm)
     return last
@@ -290,10 +290,6 @@ def _own_count(contender: Contender) -> float:
     if not isinstance(contender, Operator):
         return 0.0
     return contender.metric("pdserve_operator_writes_total")
-
-
-def _looks(operator: Operator) -> float:
-    return operator.metric("pdserve_operator_reconcile_seconds_count")
 
 
 def _until(done: Callable[[], bool]) -> float:
