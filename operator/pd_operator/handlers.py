@@ -8,9 +8,10 @@ done about a change is reconcile's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,8 +20,14 @@ import kopf
 from pd_operator import names
 from pd_operator.cluster import PAGE, SILENCE_S, TLS_END_S, WATCH_S, Access, Cluster
 
+logger = logging.getLogger(__name__)
+
 TOKEN_LIFE = timedelta(minutes=10)
 """After so long kopf asks for the credentials again; a pod's token is renewed within an hour."""
+AGAIN_S = 2.0
+"""Until kopf begins anew after it has ended by itself."""
+PATIENCE_S = 5.0
+"""It has so long to end."""
 Login = Callable[[], Awaitable[Access]]
 Told = Callable[[str, dict[str, Any]], None]
 """Called with DELETED or anything else, and the PDDeployment."""
@@ -59,7 +66,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.queueing.error_delays = (1, 2, 5, 10, 30)
     chosen.execution.default_backoff = 5
     chosen.scanning.disabled = True
-    chosen.process.ultimate_exiting_timeout = 60
+    chosen.process.ultimate_exiting_timeout = None
     return chosen
 
 
@@ -88,17 +95,15 @@ def registry(login: Login, told: Told) -> kopf.OperatorRegistry:
     return made
 
 
-async def follow(
-    cluster: Cluster, namespaces: Collection[str], told: Told, stop: threading.Event
-) -> None:
-    """Hand on every change until `stop` is set. Raises what ends kopf.
+async def follow(cluster: Cluster, namespaces: Collection[str], told: Told) -> None:
+    """Hand on every change until cancelled.
 
-    kopf has a loop of its own in a thread of its own: at its end it cancels every task of its loop
-    that it did not find there at its beginning.
+    kopf has a loop of its own in a thread of its own: at its end it cancels every task of its loop.
     """
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
     loop = asyncio.get_running_loop()
+    begun: Future[Callable[[], object]] = Future()
 
     async def login() -> Access:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cluster.access(), loop))
@@ -107,14 +112,47 @@ async def follow(
         loop.call_soon_threadsafe(told, event, body)
 
     async def run() -> None:
-        await kopf.operator(
-            registry=registry(login, hand_on),
+        stop, own = asyncio.Event(), asyncio.get_running_loop()
+        begun.set_result(lambda: own.call_soon_threadsafe(stop.set))
+        await _keep_running(registry(login, hand_on), namespaces, stop)
+
+    thread = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(run())))
+    try:
+        await asyncio.shield(thread)
+    finally:
+        stop_it = await asyncio.wrap_future(begun)
+        if not thread.done():
+            stop_it()
+        await thread
+
+
+async def _keep_running(
+    made: kopf.OperatorRegistry, namespaces: Collection[str], stop: asyncio.Event
+) -> None:
+    """kopf ends by itself at what it does not expect, such as an answer that breaks off while it
+    looks for resources; then it begins anew."""
+    while not stop.is_set():
+        roots = await kopf.spawn_tasks(
+            registry=made,
             settings=settings(),
             standalone=True,
             clusterwide=not namespaces,
             namespaces=tuple(namespaces),
             stop_flag=stop,
         )
-        await asyncio.sleep(TLS_END_S)
+        done, _ = await asyncio.wait(roots, return_when=asyncio.FIRST_COMPLETED)
+        await _end(roots)
+        for error in filter(None, (task.exception() for task in done)):
+            logger.error("kopf has ended and begins anew: %r", error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), AGAIN_S)
+    await asyncio.sleep(TLS_END_S)
 
-    await asyncio.to_thread(lambda: asyncio.run(run()))
+
+async def _end(roots: Collection[asyncio.Task[Any]]) -> None:
+    """First the root tasks, which end the others, then whatever hangs."""
+    for tasks in (set(roots), asyncio.all_tasks() - {asyncio.current_task()}):
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE_S)

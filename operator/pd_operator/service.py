@@ -7,7 +7,6 @@ import logging
 import secrets
 import signal
 import socket
-import threading
 import time
 
 from pd_operator.cluster import Cluster
@@ -114,26 +113,21 @@ class Service:
         """Follow the cluster, and act while leading, until `stop` or until a part ends."""
         prober = Prober(self.queue.add) if self.options.probe_workers else None
         reconciler = self._reconciler(optional, prober)
-        ended, kopf_stop = asyncio.create_task(stop.wait()), threading.Event()
-        following = asyncio.create_task(
-            follow(self.cluster, self.options.namespace, self.resync.told, kopf_stop)
-        )
+        ended = asyncio.create_task(stop.wait())
         parts = [asyncio.create_task(reflector.run()) for reflector in self.reflectors]
         parts += [
+            asyncio.create_task(follow(self.cluster, self.options.namespace, self.resync.told)),
             asyncio.create_task(self.resync.run()),
             asyncio.create_task(self._lead(reconciler)),
         ]
         try:
-            done, _ = await asyncio.wait(
-                {ended, following, *parts}, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait({ended, *parts}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {ended}:
                 task.result()
         finally:
-            kopf_stop.set()
             for task in (ended, *parts):
                 task.cancel()
-            await asyncio.gather(ended, following, *parts, return_exceptions=True)
+            await asyncio.gather(ended, *parts, return_exceptions=True)
             if prober:
                 await prober.close()
 
