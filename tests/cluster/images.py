@@ -86,6 +86,20 @@ def single_file(reference: str, program: Path) -> Path:
     return archive
 
 
+def model_folder(reference: str, model: Path) -> Path:
+    """The archive of an image that holds a model's files and nothing else."""
+    facts = [(file.name, file.stat().st_size) for file in sorted(model.iterdir())]
+    key = hashlib.sha256(repr((reference, facts)).encode()).hexdigest()[:16]
+    archive = _home() / f"model-{model.name}-{key}.tar"
+    if not archive.is_file():
+        require("buildah")
+        recipe = _home() / "model.dockerfile"
+        recipe.write_text("FROM scratch\nCOPY . /\n")
+        _bud(reference, str(recipe), model)
+        save(reference, archive)
+    return archive
+
+
 def save(reference: str, archive: Path) -> None:
     """Write an image of buildah's storage into an archive, whole or not at all."""
     part = archive.with_suffix(".part")

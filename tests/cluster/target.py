@@ -2,7 +2,8 @@
 
 PDSERVE_E2E_KUBECONFIG names one of your own (kind, k3s, a cloud's). It must be able to pull or hold
 the two images, PDSERVE_E2E_OPERATOR_IMAGE and PDSERVE_E2E_WORKER_IMAGE, and find the model that
-PDSERVE_E2E_MODEL names (as in spec.model.source; SmolLM2-135M-Instruct).
+PDSERVE_E2E_MODEL names (as in spec.model.source; SmolLM2-135M-Instruct). PDSERVE_E2E_MODEL_IMAGE
+may name an image with the files of that model at its root.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pd_worker.config import cache_dir
 from tests.cluster import images, node
 from tests.cluster.client import Client
 
+MODEL_IMAGE = "localhost/smollm2-135m:1"
 MODEL = f"hostpath://{node.STATE}/models/smollm2-135m"
 
 
@@ -27,6 +30,8 @@ class Target:
     operator_image: str = images.OPERATOR.reference
     worker_image: str = images.WORKER.reference
     model: str = MODEL
+    model_image: str = ""
+    """Holds the model's files; empty where there is none."""
 
 
 def named(kubeconfig: str, kubectl: Path, helm: Path) -> Target:
@@ -38,6 +43,7 @@ def named(kubeconfig: str, kubectl: Path, helm: Path) -> Target:
         operator_image=set_to("PDSERVE_E2E_OPERATOR_IMAGE", images.OPERATOR.reference),
         worker_image=set_to("PDSERVE_E2E_WORKER_IMAGE", images.WORKER.reference),
         model=set_to("PDSERVE_E2E_MODEL", MODEL),
+        model_image=set_to("PDSERVE_E2E_MODEL_IMAGE", ""),
     )
 
 
@@ -51,7 +57,8 @@ def local() -> Iterator[Target]:
             cluster.up()
         for image in (images.OPERATOR, images.WORKER):
             cluster.load(images.build(image))
-        yield Target(client=cluster.client)
+        cluster.load(images.model_folder(MODEL_IMAGE, cache_dir() / "models" / "smollm2-135m"))
+        yield Target(client=cluster.client, model_image=MODEL_IMAGE)
     finally:
         if not found:
             node.down()

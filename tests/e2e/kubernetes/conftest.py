@@ -19,6 +19,8 @@ from tests.cluster.target import Target
 REPOSITORY = Path(__file__).parents[3]
 CLIENTS = (Path(__file__).parent / "load_client.py").read_text()
 SYSTEM = "pdserve-system"
+AT_ONCE = '--overrides={"spec": {"terminationGracePeriodSeconds": 0}}'
+"""A pod ends without notice; nothing in it listens to signals."""
 ASK = """
 import json, sys, urllib.request
 url, body = sys.argv[1], sys.argv[2].encode()
@@ -127,18 +129,24 @@ def space(operator: Target) -> Iterator[Space]:
     operator.client.kubectl("create", "namespace", name)
     found = Space(client=operator.client, name=name, worker_image=operator.worker_image)
     command = ("--command", "--", "sleep", "infinity")
-    found.kubectl("run", "caller", f"--image={operator.worker_image}", *command)
+    found.kubectl("run", "caller", f"--image={operator.worker_image}", AT_ONCE, *command)
     found.kubectl("wait", "--for=condition=Ready", "pod/caller", "--timeout=2m")
     yield found
     operator.client.kubectl("delete", "namespace", name, "--timeout=5m", timeout_s=330)
 
 
+def example(target: Target) -> dict[str, Any]:
+    """examples/pddeployment-smollm2.yaml with what this cluster has."""
+    file = REPOSITORY / "examples/pddeployment-smollm2.yaml"
+    made: dict[str, Any] = yaml.safe_load(file.read_text())
+    made["spec"]["model"]["source"] = target.model
+    made["spec"]["engine"]["image"] = target.worker_image
+    return made
+
+
 @pytest.fixture(scope="module")
 def served(operator: Target, space: Space) -> str:
     """The example, applied and ready; its URL."""
-    example = yaml.safe_load((REPOSITORY / "examples/pddeployment-smollm2.yaml").read_text())
-    example["spec"]["model"]["source"] = operator.model
-    example["spec"]["engine"]["image"] = operator.worker_image
-    operator.client.apply(example, namespace=space.name)
+    operator.client.apply(example(operator), namespace=space.name)
     space.kubectl("wait", "--for=condition=Ready", "pdd/smollm2", "--timeout=5m", timeout_s=330)
     return space.kubectl("get", "pdd", "smollm2", "-o=jsonpath={.status.url}")

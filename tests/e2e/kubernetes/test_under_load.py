@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.client import until
 from tests.e2e.kubernetes.conftest import SYSTEM, Space, load
 
 pytestmark = [pytest.mark.node, pytest.mark.model, pytest.mark.timeout(600)]
@@ -46,11 +47,10 @@ def test_a_rolling_update(space: Space, served: str, args: list[str]) -> None:
         complete = "--for=condition=RolloutComplete"
         space.kubectl("wait", complete, "pdd/smollm2", "--timeout=5m", timeout_s=310)
         space.size("1P1D")
-        template = "jsonpath={.items[*].spec.containers[0].args}"
-        pods = space.kubectl(
-            "get", "pod", "-l", "pdserve.io/role in (prefill,decode)", "-o", template
-        )
-        assert pods.count(args[0]) == 2
+        pods = "-l", "pdserve.io/role in (prefill,decode)", "-n", space.name
+        until("two pods", lambda: len(space.client.get("pod", *pods)) == 2, timeout_s=120)
+        found = [pod["spec"]["containers"][0]["args"] for pod in space.client.get("pod", *pods)]
+        assert [flags[-len(args) :] for flags in found] == [args, args]
 
 
 def test_the_operator_restarts(space: Space, served: str) -> None:
