@@ -32,7 +32,7 @@ class Recorded(Cluster):
         super().__init__(cluster._api)
         self.writes: list[str] = []
 
-    async def _once(self, method: str, path: str, *args: Any, **more: Any) -> Manifest:
+    async def _once(self, method: str, path: str, *args: Any, **more: Any) -> Any:
         if method != "GET" and not path.endswith(ACCESS_REVIEW.plural):
             self.writes.append(f"{method} {path}")
         return await super()._once(method, path, *args, **more)
@@ -95,7 +95,8 @@ def at_rest(objects: Objects) -> bool:
 
 def _of(workload: Manifest, pod: Manifest) -> bool:
     selector: dict[str, str] = workload["spec"]["selector"]["matchLabels"]
-    return selector.items() <= pod["metadata"]["labels"].items()
+    labels: dict[str, str] = pod["metadata"]["labels"]
+    return selector.items() <= labels.items()
 
 
 def _done(workload: Manifest, pods: list[Manifest]) -> bool:
@@ -107,7 +108,7 @@ def _done(workload: Manifest, pods: list[Manifest]) -> bool:
     )
     least = spec["replicas"]
     most = least + 1 if workload["kind"] == "Deployment" else least  # its surge
-    return (
+    return bool(
         status.get("observedGeneration") == workload["metadata"]["generation"]
         and least <= len(pods) <= most
         and status.get("replicas", 0) == len(pods)

@@ -64,14 +64,16 @@ class Space:
     async def get(self, kind: Kind, name: str) -> Manifest:
         return await self.cluster.get(kind, self.namespace, name)
 
-    async def list(self, kind: Kind) -> list[Manifest]:
+    async def list(self, kind: Kind, name: str = "") -> list[Manifest]:
+        """All that are ours, or those of one deployment."""
         selector = "" if kind == PDDEPLOYMENT else names.MANAGED_SELECTOR
+        selector += f",{names.DEPLOYMENT}={name}" if name else ""
         items, _ = await self.cluster.list(kind, self.namespace, selector)
         return items
 
-    async def children(self) -> dict[tuple[str, str], Manifest]:
-        """Everything that belongs to deployments, but pods."""
-        lists = [await self.list(kind) for kind in ALWAYS]
+    async def children(self, name: str = "") -> dict[tuple[str, str], Manifest]:
+        """Everything that belongs to all deployments or one, but pods."""
+        lists = [await self.list(kind, name) for kind in ALWAYS]
         return {(m["kind"], m["metadata"]["name"]): m for items in lists for m in items}
 
     async def versions(self) -> dict[tuple[str, str], str]:

@@ -32,7 +32,9 @@ async def test_a_deployment_is_waited_for_and_deleted_by_kubectl(
 
     async def collected() -> bool:
         kinds = (*ALWAYS, SECRET, CONTROLLER_REVISION)
-        return not any([await space.list(kind) for kind in kinds])
+        lists = [await space.cluster.list(kind, space.namespace) for kind in kinds]
+        found = {m["metadata"]["name"] for items, _ in lists for m in items}
+        return not any(name == "m" or name.startswith("m-") for name in found)
 
     await until("everything is collected", collected)
 

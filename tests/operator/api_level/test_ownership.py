@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,7 @@ async def test_a_foreign_object_is_refused_until_it_is_gone(
     assert set(await space.children()) == EXPECTED
 
 
-ALL_KINDS = {
+ALL_KINDS: dict[str, Any] = {
     "networkPolicy": {"enabled": True},
     "decode": {"gpus": 0, "autoscaling": {"provider": "HPA", "maxReplicas": 2}},
 }

@@ -20,7 +20,7 @@ from pd_operator.errors import OperatorError
 from pd_operator.kinds import DEPLOYMENT
 from pd_operator.service import Service
 from tests.cluster.client import Client
-from tests.operator.api_level.operators import Operator, options
+from tests.operator.api_level.operators import Operator, idle, options
 from tests.operator.api_level.space import SERVICES, Space, until
 
 pytestmark = pytest.mark.cluster
@@ -67,8 +67,10 @@ async def test_one_operator_serves_all_namespaces(space: Space, operators: Opera
 async def test_a_namespaced_operator_leaves_others_alone(space: Space, operators: Operator) -> None:
     service = await operators.start(namespace=("default",))
     await space.create()
-    await service.resync.check()
-    await asyncio.sleep(0.5)
+    for _ in range(3):
+        await service.resync.check()
+        await until("all have been looked at", lambda: idle(service))
+    assert service.store.keys() == []
     assert await space.children() == {}
 
 
@@ -110,8 +112,11 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
         self.up, self.frozen = True, asyncio.Event()
         self.frozen.set()
+        self.calls = 0
+        """Connections that were asked for."""
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.calls += 1
         if not self.up:
             writer.transport.abort()
             return
@@ -127,6 +132,15 @@ class Line:
                 sink.write(data)
                 await sink.drain()
         sink.transport.abort()
+
+    async def called(self, times: int) -> None:
+        """Wait until so many more connections have been asked for."""
+        wanted = self.calls + times
+
+        async def done() -> bool:
+            return self.calls >= wanted
+
+        await until(f"{times} calls", done)
 
     def cut(self) -> None:
         """Reset every connection."""
@@ -183,7 +197,7 @@ async def test_resets_are_outlived(
 ) -> None:
     for _ in range(20):
         line[0].cut()
-        await asyncio.sleep(0.05)
+        await line[0].called(1)
     await space.edit(router={"port": 9000})
     await told(space, "m", 9000)
 
@@ -193,7 +207,7 @@ async def test_an_outage_is_outlived(
 ) -> None:
     line[0].up = False
     line[0].cut()
-    await asyncio.sleep(5)
+    await line[0].called(30)
     await space.edit(router={"port": 9000})
     line[0].up = True
     await told(space, "m", 9000)
@@ -204,7 +218,7 @@ async def test_a_line_that_falls_silent_is_noticed(
 ) -> None:
     line[0].frozen.clear()
     await space.edit(router={"port": 9000})
-    await asyncio.sleep(4)
+    await line[0].called(1)  # a watch that says nothing has been given up
     line[0].cut()
     line[0].frozen.set()
     await told(space, "m", 9000)
