@@ -17,9 +17,9 @@ SINGULAR = "pddeployment"
 CRD_NAME = f"{PLURAL}.{GROUP}"
 
 FIELD_MANAGER = "pdserve-operator"
-"""Owns everything of the children but replicas."""
+"""Owns everything of the children; of replicas only those that a StatefulSet is created with."""
 REPLICAS_MANAGER = "pdserve-replicas"
-"""Owns spec.replicas of the StatefulSets until somebody else scales them."""
+"""Owns spec.replicas of a StatefulSet that has changed, until somebody else scales it."""
 STATUS_MANAGER = "pdserve-status"
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pdserve"}

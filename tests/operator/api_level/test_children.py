@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -40,6 +41,25 @@ async def test_a_deployment_becomes_ready_and_then_nothing_is_written(
     assert status["url"] == f"http://m.{space.namespace}.svc:8000"
     assert (await space.conditions())["RolloutComplete"] == "True RolledOut"
     await quiet(space, operator)
+
+
+async def test_the_status_tells_each_role(
+    space: Space, api: Client, kubelet: Kubelet, operator: Service
+) -> None:
+    await space.create()
+    await space.condition("RolloutComplete", "True")
+    await settled(space, operator)
+    status = await space.status()
+    counts = {"desired": 2, "replicas": 2, "ready": 2, "updated": 2, "draining": 0}
+    assert status["decode"] | counts == status["decode"]
+    assert status["decode"]["workload"] == "m-decode"
+    chosen = ("-n", space.namespace, "-l", status["decode"]["selector"])
+    pods = await asyncio.to_thread(api.get, "pods", *chosen)
+    assert {pod["metadata"]["name"] for pod in pods} == {"m-decode-0", "m-decode-1"}
+    assert status["bootstrapEndpoints"] == [f"m-prefill-0.m-prefill.{space.namespace}.svc:8998"]
+    assert status["currentRevision"] == status["updateRevision"]
+    seen = {each["observedGeneration"] for each in status["conditions"]}
+    assert seen == {status["observedGeneration"]} == {1}
 
 
 async def test_what_the_api_server_stores_is_no_drift(space: Space, operator: Service) -> None:
