@@ -145,7 +145,8 @@ async def _keep_running(
         for error in filter(None, (task.exception() for task in done)):
             logger.error("kopf has ended and begins anew: %r", error)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), AGAIN_S)
+            async with asyncio.timeout(AGAIN_S):
+                await stop.wait()
     await asyncio.sleep(TLS_END_S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections.abc import Callable
@@ -63,10 +64,9 @@ class WorkQueue:
                 self._working.add(key)
                 return key
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), wait_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):  # wait_for of 3.11 can lose a cancellation
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
 
     def _next_in_s(self) -> float | None:
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:

@@ -122,3 +122,17 @@ async def test_idle_while_nothing_is_due_or_in_work(queue: WorkQueue, clock: Clo
     assert not queue.idle
     queue.done(A, 10)
     assert queue.idle
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancellation_is_never_lost(queue: WorkQueue, turns: int) -> None:
+    queue.add(A, 90)
+    waiting = asyncio.create_task(queue.get())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    queue.add(A, 50)  # wakes it, but is not due
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting}, timeout=2)
+    assert waiting.cancelled()
