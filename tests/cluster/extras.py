@@ -19,14 +19,18 @@ from tests.cluster.control_plane import ControlPlane, free_ports
 Object = dict[str, Any]
 
 
-def start_kwok(plane: ControlPlane, client: Client, program: Path, *, nodes: int) -> None:
-    """A scheduler, and nodes that are not there: pods on them are Running and Ready at once."""
+def start_kwok(
+    plane: ControlPlane, client: Client, program: Path, *, nodes: int, pods: str = "10.0.0.1/24"
+) -> None:
+    """A scheduler, and nodes that are not there: pods on them are Running and Ready at once, with
+    addresses of that network."""
     [metrics, scheduler] = free_ports(2)
     plane.processes.start(
         "kwok",
         program,
         f"--kubeconfig={plane.kubeconfig}",
         "--manage-all-nodes",
+        f"--cidr={pods}",
         f"--server-address=127.0.0.1:{metrics}",
         "--node-lease-duration-seconds=40",
     )
@@ -59,7 +63,8 @@ def start_keda(plane: ControlPlane, client: Client, folder: Path) -> None:
     client.kubectl("create", "namespace", "keda")
     certificates = _certificates(plane, "keda")
     kubeconfig = f"KUBECONFIG={plane.kubeconfig}"
-    settings = ("env", kubeconfig, "WATCH_NAMESPACE=", "POD_NAMESPACE=keda")
+    own = ("POD_NAMESPACE=keda", "KEDA_CLUSTER_OBJECT_NAMESPACE=keda")
+    settings = ("env", kubeconfig, "WATCH_NAMESPACE=", *own)
     [service, health, metrics, adapter, adapter_metrics] = free_ports(5)
     plane.processes.start(
         "keda-operator",

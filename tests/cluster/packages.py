@@ -14,6 +14,7 @@ PACKAGES = {
     "ip": "iproute2",
     "nft": "nftables",
     "openssl": "openssl",
+    "prometheus": "prometheus",
     "runc": "runc",
     "socat": "socat",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
