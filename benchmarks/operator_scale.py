@@ -17,14 +17,16 @@ from typing import Any
 
 import tyro
 from benchmarks.contenders import Contender, LeaderWorkerSets, Operator
-from benchmarks.scale_report import (
+from benchmarks.creation import Creation, Silence, create, silence
+from benchmarks.figures import (
     counts,
     creation_figures,
     restart_figures,
     silence_figures,
     table,
 )
-from benchmarks.scale_run import Creation, Silence, Stand, create, restart, silence, stand
+from benchmarks.restart import restart
+from benchmarks.stand import Stand, stand
 
 Results = dict[str, Any]
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks.contenders import Operator
-from benchmarks.scale_run import Creation, Stand, create, kinds_of, restart, stand
+from benchmarks.creation import Creation, create
+from benchmarks.restart import restart
+from benchmarks.stand import Stand, kinds_of, stand
 
 from tests.cluster.client import until
 from tests.cluster.fixtures import programs

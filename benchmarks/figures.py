@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import quantiles
 
-from benchmarks.scale_run import Creation, Restart, Silence
+from benchmarks.creation import Creation, Silence
+from benchmarks.restart import Restart
 
 Figures = dict[str, float]
 
