@@ -21,8 +21,8 @@ from pd_operator.resource import Key
 from pd_operator.store import Store, packed
 from pd_operator.telemetry import Telemetry
 from pd_operator.workqueue import WorkQueue
-from tests.operator.api_level.operators import Recorded
-from tests.operator.api_level.space import Space
+from tests.operator.api_level.operators import Recorded, at_rest
+from tests.operator.api_level.space import Space, until
 from tests.operator.api_level.wanted import is_as_wanted
 
 pytestmark = [
@@ -106,6 +106,15 @@ async def written_by_one_more(space: Space, key: Key) -> list[str]:
     return [each for each in cluster.writes if not each.endswith(("/status", "/events"))]
 
 
+async def rest(space: Space, name: str) -> None:
+    """Wait until the controllers have nothing left to do."""
+
+    async def done() -> bool:
+        return at_rest({kind: await space.list(kind, name) for kind in (*ALWAYS, POD)})
+
+    await until("the controllers are at rest", done)
+
+
 async def test_a_creation_ends_as_if_nothing_had_happened(space: Space, after: bool) -> None:
     for nth, name in names_of_deployments():
         key = Key(space.namespace, name)
@@ -135,6 +144,7 @@ async def test_an_edit_ends_so_too_and_nobody_loses_replicas(space: Space, after
         await space.create(name, decode=role, networkPolicy={"enabled": True})
         await one_life(space.cluster, key)
         await space.scale("decode", 5, name)
+        await rest(space, name)
         await space.edit(name, **edit)
         died = await dies(space, key, nth, after)
         if not died:
@@ -146,6 +156,9 @@ async def test_an_edit_ends_so_too_and_nobody_loses_replicas(space: Space, after
             CONTROLLER_REVISION, space.namespace, revisions.selector(name)
         )
         assert sorted(map(revisions.number, kept)) == [1, 2]
+        await rest(space, name)
+        await one_life(space.cluster, key)  # may take the rollout further, now that it has pods
+        await rest(space, name)
         assert await written_by_one_more(space, key) == []
     assert not died
     assert nth > 12

@@ -59,9 +59,13 @@ async def reset(proxy: Proxy, request: web.Request) -> web.StreamResponse:
 
 
 async def cut(proxy: Proxy, request: web.Request) -> web.StreamResponse:
-    """Every third answer ends in its middle."""
-    if proxy.asked % 3 or watches(request):
+    """Every third answer about objects ends in its middle."""
+    if proxy.asked % 3 or watches(request) or "/namespaces/" not in request.path:
         return await proxy.forward(request)
+    return await in_its_middle(proxy, request)
+
+
+async def in_its_middle(proxy: Proxy, request: web.Request) -> web.StreamResponse:
     assert request.transport is not None
     async with proxy.answer(request) as answer:
         response = await proxy.begin(request, answer)
@@ -126,3 +130,29 @@ async def test_it_does_its_work_all_the_same(
     proxy[0].fault = Proxy.forward
     await quiet(space, far_operator)
     assert (await space.get(PDDEPLOYMENT, "m"))["status"]["observedGeneration"] == 2
+
+
+async def test_kopf_is_begun_anew_after_half_an_answer_to_its_search_for_resources(
+    space: Space, proxy: tuple[Proxy, Path]
+) -> None:
+    searches = 0
+
+    async def once(proxy: Proxy, request: web.Request) -> web.StreamResponse:
+        nonlocal searches
+        if request.path == "/apis":  # nobody but kopf asks for all groups
+            searches += 1
+            if searches == 1:
+                return await in_its_middle(proxy, request)
+        return await proxy.forward(request)
+
+    proxy[0].fault = once
+    operators = Operator(proxy[1], space.namespace)
+    await operators.start()
+
+    async def begun_anew() -> bool:
+        return searches > 1
+
+    await until("a second search", begun_anew)
+    await space.create()
+    await space.observed()
+    await operators.stop()
