@@ -65,7 +65,8 @@ class ModelConfig:
     context_length: int = 0
     """Longest prompt + output in tokens; 0 takes the model's own limit."""
     threads: int = 0
-    """CPU threads of the forward; 0 takes the cores this process may use."""
+    """CPU threads of the forward; 0 takes the cores this process may use, within its container's
+    CPU limit."""
     trust_remote_code: bool = False
     """Run model code that a hub repository brings; off, because it is arbitrary code."""
 

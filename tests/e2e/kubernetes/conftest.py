@@ -84,12 +84,13 @@ class Load:
 
 @contextmanager
 def load(
-    space: Space, url: str, *, clients: int = 3, words: int = 8, tokens: int = 12
+    space: Space, url: str, *, clients: int = 3, words: int = 8, tokens: int = 12, kinds: int = 7
 ) -> Iterator[Load]:
-    """Clients with questions of so many words (times two) and answers of so many tokens. All their
-    requests must have been answered, and equal questions equally."""
+    """Clients with questions of so many words (times two), which are so many different ones, and
+    answers of so many tokens. All their requests must have been answered, and equal questions
+    equally."""
     pod = f"load-{uuid.uuid4().hex[:6]}"
-    numbers = [str(number) for number in (clients, words, tokens)]
+    numbers = [str(number) for number in (clients, words, tokens, kinds)]
     command = ("python", "-c", CLIENTS, url, "smollm2-135m", *numbers)
     image = f"--image={space.worker_image}"
     space.kubectl("run", pod, image, "--restart=Never", "--command", "--", *command)

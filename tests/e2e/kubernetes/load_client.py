@@ -1,10 +1,10 @@
 """Runs in a pod with nothing but Python: chat clients that go on until the file STOP is there.
 
-python load_client.py URL MODEL CLIENTS PROMPT_WORDS MAX_TOKENS
+python load_client.py URL MODEL CLIENTS PROMPT_WORDS MAX_TOKENS KINDS
 
 One line of JSON an answer goes to stdout: `seconds`, and `error` where it was not complete or not
 the one that the same question got before. A client of even number keeps its connection, as pools
-do; one of odd number opens a new one each time.
+do; one of odd number opens a new one each time. KINDS is the number of different questions.
 """
 
 import http.client
@@ -17,10 +17,9 @@ import urllib.parse
 
 STOP = pathlib.Path("/tmp/stop")
 ENDED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-KINDS = 7
-"""Different questions."""
 
-url, model, clients, words, tokens = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+url, model = sys.argv[1:3]
+clients, words, tokens, kinds = map(int, sys.argv[3:])
 host = urllib.parse.urlsplit(url).netloc
 known: dict[int, str] = {}
 lock = threading.Lock()
@@ -34,10 +33,10 @@ class Client:
         self.connection: http.client.HTTPConnection | None = None
 
     def run(self) -> None:
-        asked = self.number
+        asked = self.number * kinds // clients
         while not STOP.exists():
             began = time.time()
-            error = self.ask(asked % KINDS)
+            error = self.ask(asked % kinds)
             line = {"at": time.time(), "seconds": round(time.time() - began, 3), "error": error}
             with lock:
                 print(json.dumps(line), flush=True)

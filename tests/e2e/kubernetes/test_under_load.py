@@ -38,7 +38,7 @@ def test_the_only_pod_of_a_part_is_deleted(space: Space, served: str, part: str)
     ids=["pairs with the old", "pairs with its like alone"],
 )
 def test_a_rolling_update(space: Space, served: str, args: list[str]) -> None:
-    common = ["--dtype=float32", "--max-total-tokens=8192"]
+    common = space.client.get("pdd", "smollm2", "-n", space.name)["spec"]["engine"]["args"]
     with load(space, served):
         space.edit({"engine": {"args": [*common, *args]}})
         generation = space.kubectl("get", "pdd", "smollm2", "-o=jsonpath={.metadata.generation}")

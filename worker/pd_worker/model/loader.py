@@ -16,6 +16,7 @@ from pd_worker.errors import ConfigError, ModelError
 from pd_worker.model.attention import PAGED
 from pd_worker.model.bars import bars_to
 from pd_worker.model.base import ModelGeometry
+from pd_worker.model.cores import usable_cores
 from pd_worker.model.fingerprint import fingerprint
 from pd_worker.model.probe import probe_model, refuse_config
 from pd_worker.model.progress import Progress as Progress
@@ -42,8 +43,7 @@ def load_model(config: ModelConfig, progress: Progress) -> LoadedModel:
     Raises ModelError where it cannot be found, read or served, ConfigError for a setting that
     does not fit it or this machine.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
     device = pick_device(config.device)
     folder = resolve(config, portion(progress, 0.0, 0.5))
     hf_config = read_config(folder, config.trust_remote_code)
