@@ -22,6 +22,12 @@ from tests.cluster.client import Client
 from tests.cluster.control_plane import ControlPlane, Ports
 
 USERS = (Operator.user, LeaderWorkerSets.user)
+UNNEEDED = (
+    "endpoints-controller",
+    "endpointslice-controller",
+    "endpointslice-mirroring-controller",
+)
+"""Controllers of Kubernetes that are switched off: no pod has an address."""
 PATIENCE_S = 3600.0
 POLL_S = 0.5
 Counts = Mapping[str, int]
@@ -46,12 +52,13 @@ def stand(*, controllers_per_s: int = 500, calm_s: float = 10.0) -> Iterator[Sta
     state = Path(tempfile.mkdtemp(prefix="pdserve-scale-"))
     audit = Audit(folder=state / "audit")
     rate = (f"--kube-api-qps={controllers_per_s}", f"--kube-api-burst={controllers_per_s}")
+    off = f"--controllers={','.join(f'-{each}' for each in UNNEEDED)}"
     plane = ControlPlane(
         state=state / "plane",
         programs=kube,
         ports=Ports.free(),
         api_flags=audit.flags(USERS),
-        manager_flags=rate,
+        manager_flags=(*rate, off),
     )
     try:
         plane.start()

@@ -25,8 +25,8 @@ class Journal:
     def __init__(self, cluster: Cluster, instance: str) -> None:
         self._cluster, self._instance = cluster, instance[:128]
 
-    async def tell(self, resource: Resource, news: News) -> None:
-        """One event about a deployment."""
+    async def tell(self, resource: Resource, news: News) -> bool:
+        """One event about a deployment. True where it was written."""
         logger.info("%s: %s %s", resource.key, news.reason, news.message)
         event = {
             "apiVersion": EVENT.api_version,
@@ -54,3 +54,5 @@ class Journal:
             await self._cluster.create(EVENT, event)
         except ApiError as error:
             logger.warning("%s: no event: %s", resource.key, error)
+            return False
+        return True

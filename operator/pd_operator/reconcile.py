@@ -273,7 +273,8 @@ class Reconciler:
         status = make_status(resource, observe(resource, self._store), verdict, time.time())
         if await self._write_status(body, status_manifest(resource, status)):
             for each in news(resource, status):
-                await self._journal.tell(resource, each)
+                if await self._journal.tell(resource, each):
+                    self._telemetry.wrote("event")
 
     async def _write_status(self, body: Manifest, wanted: Manifest) -> bool:
         """True where it was written: it differs from what is stored."""
