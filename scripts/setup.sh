@@ -58,7 +58,8 @@ fi
     "$uv" venv -q --no-python-downloads --python 3.11 .venv 2>/dev/null ||
     "$uv" venv -q --python '>=3.11' .venv
 export VIRTUAL_ENV=$PWD/.venv
-install() { "$uv" pip install -q --constraints constraints.txt "$@"; }
+# Compiled now, since every worker is a process that imports it all.
+install() { "$uv" pip install -q --compile-bytecode --constraints constraints.txt "$@"; }
 
 if [[ -n $torch ]]; then
     say "installing $torch"
