@@ -76,14 +76,15 @@ class Decisions:
 
 
 def decide(
-    resource: Resource, observed: Observed, loads: Loads, thread: Thread, now: float
+    resource: Resource, observed: Observed, loads: Loads | None, thread: Thread, now: float
 ) -> Decisions:
-    """The next step of each role. `now` is in seconds since the epoch."""
+    """The next step of each role. `loads`: None where nobody asks the workers. `now` is in seconds
+    since the epoch."""
     hashes = {role: template_hash(resource, role) for role in names.ROLES}
     revision = digest(sorted(hashes.items()))
     if resource.spec.suspend:
         return _suspended(hashes, revision)
-    sizes, scaled, thread = _sizes(resource, observed, loads, thread, now)
+    sizes, scaled, thread = _sizes(resource, observed, loads or {}, thread, now)
     goal = _goal(resource, sizes, revision)
     seen = rollout.Now(
         prefill=fleet_of(resource, observed, "prefill", hashes["prefill"], now),
@@ -242,16 +243,17 @@ def _drain(
     role: names.Role,
     fleet: Fleet,
     step: rollout.RoleStep,
-    loads: Loads,
+    loads: Loads | None,
     now: float,
 ) -> Drain:
     """How far the role may be lowered towards its step. Where others lower it, SIGTERM drains."""
     wanted = fleet.replicas if _left_alone(resource, observed, role) else step.replicas
-    by_ordinal = {
-        ordinal: loads[pods[0].name]
-        for ordinal, pods in crews(resource, observed, role).items()
-        if pods[0].name in loads
-    }
+    workers = crews(resource, observed, role).items()
+    by_ordinal = None
+    if loads is not None:
+        by_ordinal = {
+            ordinal: loads[pods[0].name] for ordinal, pods in workers if pods[0].name in loads
+        }
     timeout_s = resource.role(role).drain_timeout_seconds
     return drain(fleet, wanted, by_ordinal, timeout_s=timeout_s, now=now)
 

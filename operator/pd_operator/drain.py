@@ -5,7 +5,8 @@
 2. They finish their streams and transfers. One may go when its own metrics, read well after the
    routers have heard of it, say that nothing is left in it; or when its time is up.
 3. The replicas follow, from the top. A worker drains once more by itself on SIGTERM, so that one
-   that cannot be asked loses nothing either.
+   that cannot be asked loses nothing either. Where nobody asks, step 2 lasts only until the
+   routers have heard of it.
 
 Whoever is wanted again before step 3 is given back to the router.
 """
@@ -39,14 +40,22 @@ class Drain:
 
 
 def drain(
-    fleet: Fleet, wanted: int, loads: Mapping[int, WorkerLoad], *, timeout_s: float, now: float
+    fleet: Fleet,
+    wanted: int,
+    loads: Mapping[int, WorkerLoad] | None,
+    *,
+    timeout_s: float,
+    now: float,
 ) -> Drain:
-    """The next step towards `wanted` workers; `loads` are the workers' latest, by ordinal."""
+    """The next step towards `wanted` workers; `loads` are the workers' latest, by ordinal; None
+    where nobody asks them."""
+    silence_s = SETTLE_S if loads is None else SILENCE_S
+    heard = loads or {}
     living = {worker.ordinal: worker for worker in fleet.workers if not worker.terminating}
     replicas = max(fleet.replicas, wanted)
     while replicas > wanted:
         last = replicas - 1
-        if not _may_go(living.get(last), loads.get(last), timeout_s, now):
+        if not _may_go(living.get(last), heard.get(last), timeout_s, silence_s, now):
             break
         replicas -= 1
     marked = {ordinal for ordinal, worker in living.items() if worker.draining_since is not None}
@@ -58,7 +67,13 @@ def drain(
     )
 
 
-def _may_go(worker: Worker | None, load: WorkerLoad | None, timeout_s: float, now: float) -> bool:
+def _may_go(
+    worker: Worker | None,
+    load: WorkerLoad | None,
+    timeout_s: float,
+    silence_s: float,
+    now: float,
+) -> bool:
     if worker is None or worker.state != "ready":
         return True
     since = worker.draining_since
@@ -67,5 +82,5 @@ def _may_go(worker: Worker | None, load: WorkerLoad | None, timeout_s: float, no
     if now - since >= timeout_s:
         return True
     if load is None or load.busy is None or load.at < since:
-        return now - since >= SILENCE_S
+        return now - since >= silence_s
     return load.busy == 0 and load.at - since >= SETTLE_S

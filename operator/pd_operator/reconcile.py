@@ -140,7 +140,8 @@ class Reconciler:
         memory, now = self._memory(resource), time.time()
         observed = observe(resource, self._store)
         sight = self._look(resource, observed)
-        decisions = decide(resource, observed, sight.loads, memory.thread, now)
+        loads = sight.loads if self._prober else None
+        decisions = decide(resource, observed, loads, memory.thread, now)
         regrouping = regroup(resource, observed, memory.restarts, now)
         memory.thread, memory.restarts = decisions.thread, regrouping.restarts
         problem: OperatorError | None = None

@@ -100,6 +100,15 @@ def test_builtin_without_metrics_holds_and_says_so() -> None:
     assert (found.scaling.truth, found.scaling.reason) == ("Unknown", "MetricsStale")
 
 
+@pytest.mark.parametrize(("loads", "pods"), [({}, 2), (None, 1)], ids=["silent", "nobody asks"])
+def test_a_scale_down_waits_for_metrics_only_where_somebody_asks(loads: Any, pods: int) -> None:
+    made = resource(decode={"replicas": 1, "gpus": 0})
+    found = pods_of(made, prefill=1, decode=2)
+    found[2]["metadata"]["annotations"] |= {names.DRAIN_SINCE: time_at(NOW - 10)}
+    seen = observe(made, with_replicas(populated(made, *found), made, "decode", 2))
+    assert decide(made, seen, loads, Thread(), NOW).steps["decode"].pods == pods
+
+
 def test_all_new_and_ready_is_complete() -> None:
     made = resource()
     found = decided(made, populated(made, *pods_of(made, prefill=1, decode=2)))

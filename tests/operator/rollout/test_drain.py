@@ -54,6 +54,11 @@ def test_a_marked_worker_goes_when_it_is_done(now, load, goes):
     assert step(fleet(None, 0.0), 1, now, w1=load).replicas == (1 if goes else 2)
 
 
+@pytest.mark.parametrize(("now", "left"), [(SETTLE_S - 1, 2), (SETTLE_S, 1)])
+def test_nothing_is_waited_for_where_nobody_asks_the_workers(now, left):
+    assert drain(fleet(None, 0.0), 1, None, timeout_s=TIMEOUT_S, now=now).replicas == left
+
+
 def test_workers_go_from_the_top_and_none_out_of_turn():
     marked = fleet(None, 0.0, 0.0, 0.0)
     done, busy = idle(10), idle(10, busy=2)
