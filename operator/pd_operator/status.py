@@ -34,6 +34,8 @@ WATCHED = ("Ready", "Stalled", "RolloutComplete", "RDMAReady", "KVTransferHealth
 """Conditions whose changes are worth an event."""
 EXPECTED = ("Updating", "Starting", "Suspended", "Scheduled")
 """Reasons for a False that need nobody's attention."""
+EXPECTED_AT_FIRST = (*EXPECTED, "NoWorkers", "NoRouter", "RouterSeesNoPair")
+"""The same while nothing was rolled out yet: the parts of a new deployment come up one by one."""
 
 
 def make_status(resource: Resource, observed: Observed, verdict: Verdict, now: float) -> Status:
@@ -232,6 +234,7 @@ class News:
 def news(resource: Resource, status: Status) -> list[News]:
     """One event for each watched condition that changed; a new one that is not True is none."""
     before, found = _stored(resource), []
+    expected = EXPECTED if resource.status.get("currentRevision") else EXPECTED_AT_FIRST
     for condition in status.conditions:
         old = before.get(condition.type)
         if condition.type not in WATCHED or condition.status == "Unknown":
@@ -240,12 +243,12 @@ def news(resource: Resource, status: Status) -> list[News]:
             continue
         if old is None and condition.status == "False":
             continue
-        found.append(_news(condition))
+        found.append(_news(condition, expected))
     return found
 
 
-def _news(condition: Condition) -> News:
+def _news(condition: Condition, expected: Sequence[str]) -> News:
     good = (condition.status == "True") != (condition.type in ABNORMAL)
-    calm = good or condition.reason in EXPECTED
+    calm = good or condition.reason in expected
     told = f"{condition.type} is {condition.status}: {condition.message}"
     return News(type="Normal" if calm else "Warning", reason=condition.reason, message=told)

@@ -195,6 +195,25 @@ def test_events_of_trouble_are_warnings() -> None:
     assert found == {"NameConflict": "Warning", "Updating": "Normal", "NoWorkers": "Warning"}
 
 
+def test_a_first_start_is_told_calmly_whatever_is_ready_first() -> None:
+    made, types = resource(), []
+    parts = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1)]
+    for pods, rollout, router in (([], ROLLING, False), (parts, ROLLING, False),
+                                  (parts, DONE, False), (parts, DONE, True)):  # fmt: skip
+        status = told(made, populated(made, *pods, router_ready=router), verdict(rollout))
+        types += [(each.type, each.reason) for each in news(made, status)]
+        made = resource(status=stored(status))
+    assert ("Normal", "RouterSeesNoPair") in types
+    assert "Warning" not in dict(types)
+
+
+def test_a_router_that_loses_its_pair_later_is_trouble() -> None:
+    made = resource(status=stored(told(resource(), whole(resource()))))
+    parts = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1)]
+    found = news(made, told(made, populated(made, *parts, router_ready=False)))
+    assert [(each.type, each.reason) for each in found] == [("Warning", "RouterSeesNoPair")]
+
+
 def test_a_spec_that_is_not_understood_keeps_what_was_known() -> None:
     body = deployment() | {"status": stored(told(resource(), whole(resource())))}
     status = broken_status(body, "Expected `int`", NOW)["status"]
