@@ -58,7 +58,8 @@ class Cluster:
         Raises PartDied as soon as one ends, PdserveError after `timeout_s`.
         """
         try:
-            await self.unless_one_dies(asyncio.wait_for(_all_ready(self.parts, say), timeout_s))
+            async with asyncio.timeout(timeout_s):
+                await self.unless_one_dies(_all_ready(self.parts, say))
         except TimeoutError:
             logs = ", ".join(str(part.log) for part in self.parts)
             raise PdserveError(f"not ready after {timeout_s:g} s; see {logs}") from None

@@ -65,8 +65,9 @@ class PartProcess:
         """SIGTERM, then after `timeout_s` SIGKILL to its whole group; returns when it is gone."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), timeout_s)
+        with contextlib.suppress(TimeoutError):  # wait_for of 3.11 can lose a cancellation
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
         self.kill()
         await self._process.wait()
 
