@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+from pd_operator import names
 from pd_operator.cluster import Cluster
 from pd_operator.errors import ApiError, NotFound
 from pd_operator.kinds import LEASE
@@ -110,8 +111,8 @@ class Election:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.name,
-            "metadata": before.get("metadata")
-            or {"name": self._name, "namespace": self._namespace},
+            "metadata": {"name": self._name, "namespace": self._namespace, "labels": names.OPERATOR}
+            | before.get("metadata", {}),
             "spec": {
                 "holderIdentity": holder,
                 "leaseDurationSeconds": DURATION_S,

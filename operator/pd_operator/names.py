@@ -24,6 +24,9 @@ STATUS_MANAGER = "pdserve-status"
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pdserve"}
 MANAGED_SELECTOR = "app.kubernetes.io/managed-by=pdserve"
+OPERATOR = {"app.kubernetes.io/part-of": "pdserve", "app.kubernetes.io/component": "operator"}
+"""Labels of an operator's Lease and, by the chart, of its pods."""
+OPERATOR_SELECTOR = ",".join(f"{name}={value}" for name, value in OPERATOR.items())
 DEPLOYMENT = f"{GROUP}/deployment"
 ROLE = f"{GROUP}/role"
 ROUTABLE = f"{GROUP}/routable"

@@ -66,10 +66,9 @@ def status(options: Status) -> int:
 def doctor(options: Doctor) -> int:
     """`doctor`: 1 where something is broken."""
     kubectl, now = _kubectl(options), time.time()
-    namespace, _, lease = options.lease.partition("/")
     findings = [
         clinic.crd(kubectl.find("customresourcedefinitions", names.CRD_NAME)),
-        clinic.operator(kubectl.find("leases", lease, f"--namespace={namespace}"), now),
+        clinic.operator(kubectl.leases(), now),
     ]
     if options.name:
         facts = gather(kubectl, kubectl.deployment(options.name))

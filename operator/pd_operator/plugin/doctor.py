@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pd_operator import names
 from pd_operator.crd import definition
 from pd_operator.observed import Pod, seconds
 from pd_operator.plugin.facts import Facts
@@ -51,7 +52,7 @@ def crd(found: Manifest | None) -> Finding:
     same = any(_covers(each.get("schema"), wanted["schema"]) for each in versions)
     if same:
         return Finding(level="fine", what="the CRD is that of this version")
-    hint = "helm leaves CRDs alone on upgrades: kubectl apply --server-side -f crds/"
+    hint = "helm upgrade the chart, or kubectl apply --server-side -f crds/"
     return Finding(level="doubt", what="the CRD is of another version than this plugin", hint=hint)
 
 
@@ -63,18 +64,21 @@ def _covers(live: Any, wanted: Any) -> bool:
     return bool(live == wanted)
 
 
-def operator(lease: Manifest | None, now: float) -> Finding:
-    """Does an operator act?"""
-    hint = "kubectl get pods -A -l app.kubernetes.io/name=pdserve-operator; read its log"
-    spec = (lease or {}).get("spec", {})
-    renewed = seconds(spec.get("renewTime"))
-    if renewed is None:
+def operator(leases: Sequence[Manifest] | None, now: float) -> Finding:
+    """Does an operator act? `leases` are those of all operators."""
+    if leases is None:
+        hint = "ask for the right to list leases in all namespaces"
+        return Finding(level="doubt", what="the operator's Lease cannot be read", hint=hint)
+    hint = f"kubectl get pods -A -l {names.OPERATOR_SELECTOR}; read its log"
+    held = [each["spec"] for each in leases if each["spec"].get("holderIdentity")]
+    if not held:
         return Finding(level="broken", what="no operator holds the Lease", hint=hint)
-    age = now - renewed
+    latest = max(held, key=lambda spec: seconds(spec.get("renewTime")) or 0.0)
+    age = now - (seconds(latest.get("renewTime")) or 0.0)
     if age > LEASE_AGE_S:
         what = f"the operator has not renewed its Lease for {age:.0f} s"
         return Finding(level="broken", what=what, hint=hint)
-    return Finding(level="fine", what=f"the operator {spec.get('holderIdentity')} is at work")
+    return Finding(level="fine", what=f"the operator {latest['holderIdentity']} is at work")
 
 
 def nodes(parts: Sequence[Part], found: Sequence[Node]) -> Iterator[Finding]:

@@ -49,6 +49,13 @@ class Kubectl:
         except CommandFailed:
             return None
 
+    def leases(self) -> Sequence[Manifest] | None:
+        """Of operators in all namespaces; None where they may not be read."""
+        try:
+            return self.list("leases", "--all-namespaces", "-l", names.OPERATOR_SELECTOR)
+        except CommandFailed:
+            return None
+
     def deployment(self, name: str) -> Manifest:
         """One PDDeployment. Raises CommandFailed."""
         return self.get(f"{names.PLURAL}.{names.GROUP}", name)

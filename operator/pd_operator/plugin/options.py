@@ -58,8 +58,6 @@ class Doctor(Access):
 
     name: Name = ""
     """Of the PDDeployment; empty: the cluster and the operator only."""
-    lease: str = "pdserve-system/pdserve"
-    """NAMESPACE/NAME of the operator's Lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,13 @@ def test_doctor_names_the_pod_and_a_remedy():
 )
 def test_doctor_judges_the_operator_by_its_lease(renewed, level):
     spec = {"renewTime": timestamp(renewed), "holderIdentity": "x"} if renewed else {}
-    assert doctor.operator({"spec": spec}, NOW).level == level
+    given_back = {"spec": {"renewTime": timestamp(NOW), "holderIdentity": ""}}
+    assert doctor.operator([given_back, {"spec": spec}], NOW).level == level
+
+
+def test_doctor_does_not_blame_an_operator_that_it_may_not_see():
+    assert doctor.operator(None, NOW).level == "doubt"
+    assert doctor.operator([], NOW).level == "broken"
 
 
 def test_doctor_compares_the_crd():
