@@ -33,6 +33,7 @@ RATE = 50.0
 CONCURRENT = 64
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 LARGEST = 4 << 20
+"""Bytes of an answer; a larger one counts as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,10 @@ class Prober:
 
     async def _watch(self, key: Key) -> None:
         while True:
-            await self._round(key)
+            try:
+                await self._round(key)
+            except Exception:
+                logger.exception("%s: a bug of the operator", key)
             await asyncio.sleep(self._interval_s() * random.uniform(0.9, 1.1))
 
     def _interval_s(self) -> float:
@@ -182,10 +186,20 @@ class Prober:
             async with self._places, self._session.get(url) as response:
                 if response.status != 200:
                     return None
-                return (await response.content.read(LARGEST)).decode(errors="replace")
+                return await _text(response)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("%s: %s", url, error)
             return None
+
+
+async def _text(response: aiohttp.ClientResponse) -> str | None:
+    """All of the body, however many pieces it comes in; None where it is larger than LARGEST."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > LARGEST:
+            return None
+    return body.decode(errors="replace")
 
 
 def _bootstrap(reached: Mapping[str, bool | None]) -> Judgement | None:

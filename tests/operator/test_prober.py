@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pd_operator import metrics
+from pd_operator import metrics, transfers
 from pd_operator import prober as prober_module
 from pd_operator.observed import observe
 from pd_operator.prober import Prober, Target, Targets, targets
@@ -17,6 +18,8 @@ from pd_operator.resource import Key
 from tests.operator.builders import pod, populated, resource
 
 KEY = Key("llm", "m")
+PACKET_S = 0.005
+"""From one packet to the next."""
 
 
 class Worker:
@@ -24,12 +27,20 @@ class Worker:
 
     def __init__(self) -> None:
         self.queue, self.succeeded, self.healthy = 0, 0, True
+        self.comments = 0
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            text=f"pdserve_num_waiting_reqs {self.queue}\npdserve_num_running_reqs 0\n"
-            f"pdserve_kv_transfers_success_total {self.succeeded}\n"
-        )
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """In several packets, as from afar."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for text in (
+            f"pdserve_num_waiting_reqs {self.queue}\npdserve_num_run",
+            f"ning_reqs 0\npdserve_kv_transfers_success_total {self.succeeded}\n",
+            "# nothing\n" * self.comments,
+        ):
+            await response.write(text.encode())
+            await asyncio.sleep(PACKET_S)
+        return response
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -105,6 +116,31 @@ async def test_a_silent_worker_leaves_its_last_load(
     prober.follow(KEY, Targets(series=found.series, workers=(closed,)))
     await until(lambda: not prober.sight(KEY).scrapes)
     assert prober.sight(KEY).loads["m-prefill-0"].at >= at
+
+
+async def test_an_answer_without_end_is_none(
+    prober: Prober, worker: Worker, found: Targets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prober_module, "LARGEST", 1000)
+    worker.comments = 200
+    prober.follow(KEY, found)
+    await until(lambda: prober.sight(KEY).bootstrap is not None)
+    assert prober.sight(KEY).loads == {}
+
+
+async def test_a_bug_in_one_round_does_not_end_the_others(
+    prober: Prober, found: Targets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = iter([True, True])
+
+    def judge(*facts: Any) -> Any:
+        if next(broken, False):
+            raise ZeroDivisionError
+        return transfers.judge(*facts)
+
+    monkeypatch.setattr(prober_module, "judge", judge)
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).loads))
 
 
 async def test_nothing_stays_of_what_is_followed_no_more(prober: Prober, found: Targets) -> None:
