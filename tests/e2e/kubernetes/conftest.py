@@ -108,9 +108,9 @@ def load(
     assert running.errors == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def operator(target: Target) -> Iterator[Target]:
-    """The chart, installed."""
+    """The chart, installed for a module."""
     repository, _, tag = target.operator_image.rpartition(":")
     target.client.helm(
         "upgrade",
