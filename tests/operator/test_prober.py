@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from pd_operator import metrics, transfers
 from pd_operator import prober as prober_module
+from pd_operator.objects.guards import network_policy
 from pd_operator.observed import observe
 from pd_operator.prober import Prober, Target, Targets, targets
 from pd_operator.resource import Key
@@ -159,3 +160,13 @@ def test_ready_first_pods_are_asked() -> None:
         ("m-decode-0", None),
     ]
     assert asked[0].url(asked[0].port, "/metrics") == "http://10.0.0.1:30000/metrics"
+
+
+def test_the_network_policy_lets_the_operator_ask() -> None:
+    made = resource(networkPolicy={"enabled": True})
+    pods = [pod(made, "prefill", 0), pod(made, "decode", 0)]
+    asked = targets(made, observe(made, populated(made, *pods))).workers
+    ports = {port for each in asked for port in (each.port, each.bootstrap_port) if port}
+    rules = network_policy(made, "system")["spec"]["ingress"]
+    [ours] = [rule for rule in rules if "namespaceSelector" in rule["from"][0]]
+    assert {each["port"] for each in ours["ports"]} == ports

@@ -142,9 +142,10 @@ class NetworkPolicy(Part, frozen=True, kw_only=True):
     """Who reaches the workers."""
 
     enabled: bool = False
-    """Only the deployment's own pods reach its workers, and metrics scrapers their HTTP port."""
+    """Only the deployment's own pods and the operator reach its workers, and metrics scrapers their
+    HTTP port."""
     scrapers: Opaque | None = None
-    """Namespace selector of who may scrape; absent: every namespace."""
+    """Namespaces whose pods may scrape, as a label selector; {} is all of them, absent is none."""
 
 
 def _one_rank(role: str) -> Rule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pd_operator import names
 from pd_operator.api.markers import IntOrPercent
 from pd_operator.objects.meta import child
@@ -33,12 +35,16 @@ def _budget(resource: Resource, component: str, max_unavailable: IntOrPercent) -
 
 
 def network_policy(resource: Resource, operator_namespace: str) -> Manifest:
-    """The workers are reached by their own deployment, and for metrics by scrapers and us."""
+    """The workers are reached by their own deployment, for metrics by scrapers, and by us, who ask
+    the bootstrap servers as well."""
     own = {"podSelector": {"matchLabels": {names.DEPLOYMENT: resource.name}}}
-    scrapers = [{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}}]
+    us = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}}
+    http = {ports_of(resource, role).http for role in names.ROLES}
+    bootstrap = {ports_of(resource, "prefill").bootstrap}
+    ingress = [{"from": [own]}, {"from": [us], "ports": _tcp(http | bootstrap)}]
     if resource.spec.network_policy.scrapers is not None:
-        scrapers.append({"namespaceSelector": resource.spec.network_policy.scrapers})
-    http = sorted({ports_of(resource, role).http for role in names.ROLES})
+        scrapers = {"namespaceSelector": resource.spec.network_policy.scrapers}
+        ingress.append({"from": [scrapers], "ports": _tcp(http)})
     workers = {"key": names.ROLE, "operator": "In", "values": list(names.ROLES)}
     spec = {
         "podSelector": {
@@ -46,13 +52,14 @@ def network_policy(resource: Resource, operator_namespace: str) -> Manifest:
             "matchExpressions": [workers],
         },
         "policyTypes": ["Ingress"],
-        "ingress": [
-            {"from": [own]},
-            {"from": scrapers, "ports": [{"port": port, "protocol": "TCP"} for port in http]},
-        ],
+        "ingress": ingress,
     }
     name = names.worker_account(resource.name)
     return child(resource, "networking.k8s.io/v1", "NetworkPolicy", name, "worker", spec=spec)
+
+
+def _tcp(ports: Iterable[int]) -> list[Manifest]:
+    return [{"port": port, "protocol": "TCP"} for port in sorted(ports)]
 
 
 def pod_monitor(resource: Resource) -> Manifest:
