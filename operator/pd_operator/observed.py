@@ -95,7 +95,7 @@ def observe(resource: Resource, store: Store) -> Observed:
     by_component: dict[str, list[Pod]] = {component: [] for component in (*names.ROLES, "router")}
     for manifest in store.of(resource.key, POD).values():
         component = manifest["metadata"].get("labels", {}).get(names.ROLE)
-        if component in by_component and _controlled(manifest):
+        if component in by_component and _controlled(manifest, workloads.get(component)):
             by_component[component].append(pod_facts(manifest))
     return Observed(
         workloads=workloads | {"router": _workload(router, resource)},
@@ -112,9 +112,13 @@ def is_own(resource: Resource, manifest: Mapping[str, Any]) -> bool:
     return owner is not None and owner["uid"] == resource.uid
 
 
-def _controlled(manifest: Mapping[str, Any]) -> bool:
+def _controlled(manifest: Mapping[str, Any], workload: Workload | None) -> bool:
+    """A worker pod of an earlier StatefulSet of the same name waits for its end: it is none of
+    ours. Whose ReplicaSet a router pod has is not known here, and nothing depends on it."""
     owner = controller(manifest)
-    return owner is not None and owner["kind"] in (STATEFUL_SET.name, "ReplicaSet")
+    if owner is None or owner["kind"] != STATEFUL_SET.name:
+        return owner is not None and owner["kind"] == "ReplicaSet"
+    return workload is not None and owner["uid"] == workload.uid
 
 
 def _workload(manifest: Manifest | None, resource: Resource) -> Workload | None:

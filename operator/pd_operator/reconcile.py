@@ -208,10 +208,11 @@ class Reconciler:
     async def _ensure_secret(self, resource: Resource, memory: Memory) -> None:
         """Make the shared secret once. It comes before the first StatefulSet, so where one exists
         nobody need look: pods that miss it say so."""
-        pods = [pod for each in observe(resource, self._store).pods.values() for pod in each]
+        observed = observe(resource, self._store)
+        pods = [pod for each in observed.pods.values() for pod in each]
         if any(pod.reason == "ContainerConfigError" for pod in pods):
             memory.has_secret = False
-        elif self._store.of(resource.key, STATEFUL_SET):
+        elif any(observed.workloads.get(role) for role in names.ROLES):
             memory.has_secret = True
         if memory.has_secret:
             return

@@ -60,7 +60,8 @@ def pod(made: Resource, role: str, ordinal: int, *, ready: bool = True, **change
     """A pod of a role's StatefulSet, of its wanted template; `status` and `meta` are merged in."""
     set_name = names.workload(made.name, role)
     truth = "True" if ready else "False"
-    owner = {"kind": "StatefulSet", "name": set_name, "uid": "uid-set", "controller": True}
+    owner = {"kind": "StatefulSet", "name": set_name, "uid": f"uid-StatefulSet-{set_name}",
+             "controller": True}  # fmt: skip
     meta = {
         "name": f"{set_name}-{ordinal}",
         "namespace": made.namespace,

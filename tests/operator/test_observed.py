@@ -104,3 +104,11 @@ def test_facts_of_a_pod() -> None:
     facts = pod_facts(made)
     assert (facts.ordinal, facts.ready, facts.terminating, facts.routable) == (3, True, True, True)
     assert facts.template_hash == made["metadata"]["annotations"][names.TEMPLATE_HASH]
+
+
+@pytest.mark.parametrize("role", names.ROLES)
+def test_a_pod_of_an_earlier_set_of_the_same_name_is_none_of_ours(role: names.Role) -> None:
+    left = pod(MADE, role, 0)
+    left["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-earlier-set"
+    assert observe(MADE, populated(MADE, left)).pods[role] == ()
+    assert len(observe(MADE, populated(MADE, pod(MADE, role, 0))).pods[role]) == 1
