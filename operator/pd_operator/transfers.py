@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pd_operator.conditions import Judgement, no, yes
 from pd_operator.metrics import Scrape
 
-SUCCEEDED = ("pdserve_kv_transfers_success_total",)
+SUCCEEDED = ("pdserve_kv_transfers_success_total", "sglang:kv_transfer_latency_ms_count")
 FAILED = (
     "pdserve_kv_transfers_failed_total",
     "sglang:num_transfer_failed_reqs_total",

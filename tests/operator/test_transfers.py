@@ -40,5 +40,6 @@ def test_totals_of_both_engines() -> None:
         'pdserve_kv_transfers_failed_total{role="prefill"} 1\n'
         'pdserve_requests_total{finish="stop"} 2\npdserve_requests_total{finish="length"} 1\n'
         'sglang:num_transfer_failed_reqs_total{a="b"} 7\n'
+        'sglang:kv_transfer_latency_ms_count{a="b"} 5\n'
     )
-    assert Totals.of(parse(text, 0)) == Totals(succeeded=4, failed=8, finished=3)
+    assert Totals.of(parse(text, 0)) == Totals(succeeded=9, failed=8, finished=3)
