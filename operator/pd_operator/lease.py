@@ -35,6 +35,8 @@ class Election:
         self._seen: tuple[str, str] = ("", "")
         """Holder and renew time when the lease changed last."""
         self._seen_at = 0.0
+        self._asked_at = 0.0
+        """When the latest attempt began: others may count from then on, however late its answer."""
 
     async def run(self, act: Callable[[], Awaitable[None]]) -> None:
         """Run `act` whenever and as long as this replica leads; gives the lease back at the end."""
@@ -53,29 +55,30 @@ class Election:
 
     async def _until_acquired(self) -> None:
         while True:
-            if await self._attempt():
+            if await self._attempt(RENEW_WITHIN_S):
                 return
             await asyncio.sleep(RETRY_S)
 
     async def _lead(self, act: Callable[[], Awaitable[None]]) -> None:
         """Returns when the lease was not renewed in time. What `act` raises is raised."""
         work = asyncio.ensure_future(act())
-        renewed_at = time.monotonic()
+        until = self._asked_at + RENEW_WITHIN_S
         try:
-            while time.monotonic() - renewed_at < RENEW_WITHIN_S:
-                done, _ = await asyncio.wait({work}, timeout=RETRY_S)
+            while (left_s := until - time.monotonic()) > 0:
+                done, _ = await asyncio.wait({work}, timeout=min(RETRY_S, left_s))
                 if done:
                     return work.result()
-                if await self._attempt():
-                    renewed_at = time.monotonic()
+                if await self._attempt(until - time.monotonic()):
+                    until = self._asked_at + RENEW_WITHIN_S
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _attempt(self) -> bool:
+    async def _attempt(self, within_s: float) -> bool:
         """Take or renew the lease; False where it is another's or the API server does not say."""
+        self._asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(RENEW_WITHIN_S / 2):
+            async with asyncio.timeout(min(within_s, RENEW_WITHIN_S / 2)):
                 return await self._take()
         except (ApiError, TimeoutError) as error:
             logger.warning("lease: %s", error or "no answer")
@@ -87,7 +90,7 @@ class Election:
         except NotFound:
             await self._cluster.create(LEASE, self._lease({}, self.identity))
             return True
-        if not self._free(lease["spec"]):
+        if not self._free(lease.get("spec") or {}):
             return False
         await self._cluster.replace(LEASE, self._lease(lease, self.identity))
         return True
@@ -127,7 +130,7 @@ class Election:
         try:
             async with asyncio.timeout(RENEW_WITHIN_S / 2):
                 lease = await self._cluster.get(LEASE, self._namespace, self._name)
-                if lease["spec"].get("holderIdentity") == self.identity:
+                if lease.get("spec", {}).get("holderIdentity") == self.identity:
                     await self._cluster.replace(LEASE, self._lease(lease, ""))
         except (ApiError, TimeoutError) as error:
             logger.warning("lease not given back: %s", error or "no answer")

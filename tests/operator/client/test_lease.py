@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -24,14 +25,22 @@ class Keeper:
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.down = False
+        self.slow_s = 0.0
+        """An answer takes so long; what is asked for is done at once."""
+        self.written_at = 0.0
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if self.down:
             return status(503)
-        if request.method == "GET":
+        answer = self.answer(request.method, await request.text())
+        await asyncio.sleep(self.slow_s)
+        return answer
+
+    def answer(self, method: str, text: str) -> web.Response:
+        if method == "GET":
             return web.json_response(self.lease) if self.lease else status(404)
-        body = json.loads(await request.text())
-        if request.method == "POST":
+        body = json.loads(text)
+        if method == "POST":
             if self.lease:
                 return status(409)
             body["metadata"]["resourceVersion"] = "1"
@@ -41,7 +50,7 @@ class Keeper:
             if body["metadata"]["resourceVersion"] != version:
                 return status(409)
             body["metadata"]["resourceVersion"] = str(int(version) + 1)
-        self.lease = body
+        self.lease, self.written_at = body, time.monotonic()
         return web.json_response(body)
 
     @property
@@ -126,6 +135,14 @@ async def test_a_leader_that_vanished_is_replaced_when_the_lease_runs_out(
     assert asyncio.get_running_loop().time() - began >= 1
 
 
+async def test_a_lease_that_says_nothing_is_taken(keeper: Keeper, start: Start) -> None:
+    keeper.lease = {"metadata": {"name": "pdserve", "namespace": "system", "resourceVersion": "5"}}
+    _, acting, _ = start("b")
+    async with asyncio.timeout(5):
+        await acting.wait()
+    assert keeper.holder == "b"
+
+
 async def test_a_leader_without_the_api_server_stops_in_time_and_comes_back(
     keeper: Keeper, start: Start
 ) -> None:
@@ -136,6 +153,24 @@ async def test_a_leader_without_the_api_server_stops_in_time_and_comes_back(
     assert not election.leading
     keeper.down = False
     await asyncio.wait_for(acting.wait(), 5)
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.05], ids=["prompt", "late answers"])
+async def test_a_leader_stops_before_another_one_may_begin(
+    keeper: Keeper, start: Start, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    monkeypatch.setattr(lease_module, "RETRY_S", 0.25)
+    monkeypatch.setattr(lease_module, "RENEW_WITHIN_S", 0.6)
+    keeper.slow_s = slow_s
+    _, acting, _ = start("a")
+    await acting.wait()
+    renewed = keeper.lease
+    await until(lambda: keeper.lease is not renewed)
+    keeper.slow_s = 60.0  # from now on nothing is answered
+    written_at = keeper.written_at
+    await until(lambda: not acting.is_set())
+    assert keeper.written_at == written_at
+    assert time.monotonic() - written_at < lease_module.DURATION_S
 
 
 async def test_what_the_work_raises_ends_the_election(cluster: Cluster, keeper: Keeper) -> None:
