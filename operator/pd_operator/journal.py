@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 CONTROLLER = f"{names.GROUP}/operator"
 LONGEST_NOTE = 1000
+"""Bytes; the API server takes 1,024."""
 
 
 class Journal:
@@ -41,7 +42,7 @@ class Journal:
             "action": "Reconcile",
             "type": news.type,
             "reason": news.reason,
-            "note": news.message[:LONGEST_NOTE],
+            "note": news.message.encode()[:LONGEST_NOTE].decode(errors="ignore"),
             "regarding": {
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,
