@@ -12,6 +12,11 @@ from tests.e2e.kubernetes.conftest import Space
 
 pytestmark = [pytest.mark.node, pytest.mark.model, pytest.mark.timeout(600)]
 
+KINDS = (
+    "pod,statefulset,deployment,replicaset,controllerrevision,service,endpointslice,secret,"
+    "serviceaccount,role,rolebinding,poddisruptionbudget"
+)
+"""What there is of a deployment that serves."""
 QUESTION = {
     "messages": [{"role": "user", "content": "Name three colours and a large city."}],
     "max_tokens": 24,
@@ -85,8 +90,9 @@ def test_pods_are_not_root(space: Space, served: str) -> None:
 
 
 def test_deletion_leaves_nothing(space: Space, served: str) -> None:
+    mine = "-l", "pdserve.io/deployment=smollm2"
+    found = space.kubectl("get", KINDS, *mine, "-o", "name").split()
+    assert {name.partition("/")[0].partition(".")[0] for name in found} == set(KINDS.split(","))
     space.kubectl("delete", "pdd", "smollm2")
-    left = "statefulset,deployment,service,secret,pdb,role"
-    mine = "pdserve.io/deployment=smollm2"
-    space.kubectl("wait", "--for=delete", "pod", "-l", mine, "--timeout=2m")
-    assert space.kubectl("get", left, "-l", mine, "-o", "name") == ""
+    space.kubectl("wait", "--for=delete", KINDS, *mine, "--timeout=2m")
+    assert space.kubectl("get", KINDS, *mine, "-o", "name") == ""
