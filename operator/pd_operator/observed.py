@@ -112,6 +112,17 @@ def is_own(resource: Resource, manifest: Mapping[str, Any]) -> bool:
     return owner is not None and owner["uid"] == resource.uid
 
 
+def is_leftover(resource: Resource, manifest: Mapping[str, Any]) -> bool:
+    """True for an object of an earlier deployment of this name: the garbage collector is about to
+    remove it."""
+    owner = controller(manifest)
+    return (
+        owner is not None
+        and (owner["kind"], owner["name"]) == (names.KIND, resource.name)
+        and owner["uid"] != resource.uid
+    )
+
+
 def _controlled(manifest: Mapping[str, Any], workload: Workload | None) -> bool:
     """A worker pod of an earlier StatefulSet of the same name waits for its end: it is none of
     ours. Whose ReplicaSet a router pod has is not known here, and nothing depends on it."""

@@ -12,9 +12,9 @@ from pd_operator.desired import Choices, RoleChoice, creation, desired_state
 from pd_operator.drift import drifted
 from pd_operator.errors import ForeignObject
 from pd_operator.kinds import SECRET, STATEFUL_SET, Kind
-from pd_operator.observed import Observed, is_own
+from pd_operator.observed import Observed, is_leftover, is_own
 from pd_operator.resource import Manifest, Resource
-from pd_operator.store import Store, controller
+from pd_operator.store import Store
 
 Settled = Mapping[tuple[str, str], tuple[str, str]]
 """By kind and name: hash of what was wanted, and version of the object that was found good. After
@@ -117,9 +117,7 @@ def _mark(manifest: Manifest, known: Manifest) -> tuple[str, str]:
 
 
 def _leftover(resource: Resource, manifest: Manifest, known: Manifest) -> str:
-    """Of a deleted deployment of this name: the garbage collector is about to remove it."""
-    owner = controller(known)
-    if owner and (owner["kind"], owner["name"]) == (names.KIND, resource.name):
+    if is_leftover(resource, known):
         return " ".join(_name(manifest))
     raise ForeignObject(*_name(manifest))
 

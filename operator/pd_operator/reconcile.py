@@ -31,9 +31,9 @@ from pd_operator.errors import (
 )
 from pd_operator.groups import Restarts, regroup
 from pd_operator.journal import Journal
-from pd_operator.kinds import PDDEPLOYMENT, POD, SECRET, STATEFUL_SET, kind_of
+from pd_operator.kinds import PDDEPLOYMENT, POD, SECRET, STATEFUL_SET, Kind, kind_of
 from pd_operator.objects.access import secret
-from pd_operator.observed import Observed, Pod, is_own, observe
+from pd_operator.observed import Observed, Pod, is_leftover, is_own, observe
 from pd_operator.plan import Plan, Scale, Surroundings, make_plan, replicas_manifest
 from pd_operator.prober import Prober, Sight, targets
 from pd_operator.resource import Key, Manifest, Resource
@@ -223,8 +223,7 @@ class Reconciler:
         except Conflict:
             name = names.secret(resource.name)
             found = await self._cluster.get(SECRET, resource.namespace, name)
-            if not is_own(resource, found):
-                raise ForeignObject(SECRET.name, name) from None
+            _refuse(resource, SECRET, found)
         memory.has_secret = True
 
     async def _apply(self, resource: Resource, manifest: Manifest, memory: Memory) -> None:
@@ -245,8 +244,7 @@ class Reconciler:
             found = await self._cluster.get(kind, meta["namespace"], meta["name"])
         except NotFound:
             return
-        if not is_own(resource, found):
-            raise ForeignObject(kind.name, meta["name"])
+        _refuse(resource, kind, found)
         self._store.put(kind, found)
 
     async def _scale(self, resource: Resource, scale: Scale) -> None:
@@ -290,6 +288,16 @@ class Reconciler:
         self._telemetry.wrote("status")
         self._store.put(PDDEPLOYMENT, live)
         return True
+
+
+def _refuse(resource: Resource, kind: Kind, found: Manifest) -> None:
+    """Raises ForeignObject for what is someone else's, and Conflict, which is tried again soon, for
+    what the garbage collector is about to remove."""
+    name = found["metadata"]["name"]
+    if is_leftover(resource, found):
+        raise Conflict(f"{kind.name} {name} of an earlier deployment of this name has to go first")
+    if not is_own(resource, found):
+        raise ForeignObject(kind.name, name)
 
 
 def _stalled(problem: OperatorError) -> Judgement:

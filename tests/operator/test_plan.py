@@ -12,7 +12,7 @@ from pd_operator import names
 from pd_operator.decisions import Thread, decide
 from pd_operator.errors import ForeignObject
 from pd_operator.kinds import ALWAYS, DEPLOYMENT, STATEFUL_SET
-from pd_operator.observed import observe
+from pd_operator.observed import is_leftover, observe
 from pd_operator.plan import Plan, Scale, Settled, Surroundings, make_plan, replicas_manifest
 from pd_operator.resource import Resource
 from pd_operator.store import Store
@@ -133,6 +133,17 @@ def test_foreign_objects_are_refused_and_never_deleted(owner: dict[str, Any] | N
         planned(made, store)
     without = resource(router={"enabled": False})
     assert not [m for kind, m in planned(without, store).deletes if kind == DEPLOYMENT]
+
+
+@pytest.mark.parametrize(
+    ("uid", "name", "leftover"),
+    [("uid-2", "m", True), ("uid-2", "other", False), (resource().uid, "m", False)],
+    ids=["of an earlier one", "of another one", "our own"],
+)
+def test_what_an_earlier_deployment_of_this_name_left(uid: str, name: str, leftover: bool) -> None:
+    made = resource()
+    owner = made.owner | {"uid": uid, "name": name}
+    assert is_leftover(made, {"metadata": {"ownerReferences": [owner]}}) is leftover
 
 
 def test_objects_of_a_deleted_deployment_of_this_name_are_waited_for() -> None:

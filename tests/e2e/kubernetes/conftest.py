@@ -114,12 +114,12 @@ def operator(target: Target) -> Iterator[Target]:
     repository, _, tag = target.operator_image.rpartition(":")
     target.client.helm(
         "upgrade",
-        *("--install", "pds", str(REPOSITORY / "charts" / "pdserve")),
+        *("--install", "pdserve", str(REPOSITORY / "charts" / "pdserve")),
         *("--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout=3m"),
         f"--set=image.repository={repository},image.tag={tag}",
     )
     yield target
-    target.client.helm("uninstall", "pds", "--namespace", SYSTEM)
+    target.client.helm("uninstall", "pdserve", "--namespace", SYSTEM)
     target.client.kubectl("delete", "namespace", SYSTEM)
 
 

@@ -55,7 +55,7 @@ def test_a_rolling_update(space: Space, served: str, args: list[str]) -> None:
 
 def test_the_operator_restarts(space: Space, served: str) -> None:
     with load(space, served):
-        operator = ("-n", SYSTEM, "deployment/pds-pdserve")
+        operator = ("-n", SYSTEM, "deployment/pdserve")
         space.client.kubectl("rollout", "restart", *operator)
         space.edit({"decode": {"replicas": 2}})
         space.client.kubectl("rollout", "status", *operator, "--timeout=3m", timeout_s=190)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pd_operator.cluster import Cluster
-from pd_operator.kinds import ALWAYS, CONTROLLER_REVISION, PDDEPLOYMENT, SECRET
+from pd_operator.kinds import ALWAYS, CONTROLLER_REVISION, EVENT, PDDEPLOYMENT, SECRET
 from pd_operator.service import Service
 from tests.cluster.client import Client
 from tests.operator.api_level.kubelet import Kubelet
@@ -48,6 +48,8 @@ async def test_a_successor_of_the_same_name_waits_for_the_garbage(
     new = await space.create()
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
     await space.condition("Ready", "True")
+    told, _ = await space.cluster.list(EVENT, space.namespace)
+    assert [each["note"] for each in told if each["reason"] == "NameConflict"] == []
     owners = {c["metadata"]["ownerReferences"][0]["uid"] for c in (await space.children()).values()}
     assert owners == {new["metadata"]["uid"]}
 
