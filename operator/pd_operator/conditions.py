@@ -6,11 +6,12 @@ are present only while they hold, as kstatus wants it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pd_operator import names
 from pd_operator.api.status import Truth
+from pd_operator.kinds import SCALED_OBJECT
 from pd_operator.observed import Observed, dominant
 from pd_operator.resource import Resource
 from pd_operator.roster import crews
@@ -121,6 +122,23 @@ def rdma_ready(resource: Resource, observed: Observed) -> Judgement | None:
     if pods and all(pod.rdma_checked for pod in pods):
         return yes("PortsActive", "every worker found an ACTIVE port")
     return unknown("NotObserved", "not every worker has looked for its ports yet")
+
+
+def scaling_active(
+    resource: Resource, decided: Judgement | None, optional_kinds: Collection[str]
+) -> Judgement | None:
+    """ScalingActive: what was decided, unless there is nobody to carry it out."""
+    by_keda = [role for role in names.ROLES if _provider(resource, role) == "KEDA"]
+    if decided and by_keda and SCALED_OBJECT.name not in optional_kinds:
+        roles = " and ".join(by_keda)
+        message = f"no KEDA scales {roles}: install it, then restart the operator"
+        return no("KEDAMissing", message)
+    return decided
+
+
+def _provider(resource: Resource, role: names.Role) -> str | None:
+    scaling = resource.role(role).autoscaling
+    return scaling.provider if scaling else None
 
 
 def ready(resource: Resource, judged: Mapping[str, Judgement], reached: bool) -> Judgement:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pd_operator import names
 from pd_operator.archive import Archive
 from pd_operator.cluster import Cluster
-from pd_operator.conditions import Judgement, Verdict, yes
+from pd_operator.conditions import Judgement, Verdict, scaling_active, yes
 from pd_operator.decisions import Decisions, Thread, decide
 from pd_operator.errors import (
     ApiError,
@@ -267,7 +267,7 @@ class Reconciler:
             revision=decisions.revision,
             rollout=decisions.rollout,
             stalled=_stalled(problem) if problem else decisions.stalled,
-            scaling=decisions.scaling,
+            scaling=scaling_active(resource, decisions.scaling, self._around.optional_kinds),
             bootstrap=sight.bootstrap,
             transfers=sight.transfers,
         )

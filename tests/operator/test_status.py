@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pd_operator.api.status import Status
-from pd_operator.conditions import Verdict, no, yes
+from pd_operator.conditions import Verdict, no, scaling_active, yes
 from pd_operator.observed import observe
 from pd_operator.resource import Manifest, Resource
 from pd_operator.status import broken_status, make_status, news, status_manifest
@@ -108,6 +108,25 @@ def test_ready_needs_a_router_that_sees_a_pair() -> None:
     pods = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1)]
     status = told(made, populated(made, *pods, router_ready=False))
     assert conditions(status)["Ready"] == "False RouterSeesNoPair"
+
+
+@pytest.mark.parametrize(
+    ("provider", "kinds", "reason"),
+    [
+        ("KEDA", {"PodMonitor"}, "KEDAMissing"),
+        ("KEDA", {"ScaledObject"}, "ScaledByOthers"),
+        ("HPA", set(), "ScaledByOthers"),
+    ],
+    ids=["no KEDA", "KEDA", "HPA"],
+)
+def test_a_scaler_that_the_cluster_lacks_is_no_active_one(
+    provider: str, kinds: set[str], reason: str
+) -> None:
+    scaling = {"provider": provider, "maxReplicas": 3, "prometheusAddress": "http://p"}
+    made = resource(decode={"autoscaling": scaling})
+    found = scaling_active(made, yes("ScaledByOthers", "scaled"), kinds)
+    assert found is not None
+    assert (found.reason, found.truth) == (reason, str(reason != "KEDAMissing"))
 
 
 def test_without_a_router_there_is_no_url_and_no_condition() -> None:

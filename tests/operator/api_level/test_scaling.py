@@ -42,6 +42,12 @@ async def test_the_spec_rules_without_autoscaling(space: Space, operator: Servic
     await has(space, 3)
 
 
+async def test_a_cluster_without_keda_is_told_of(space: Space, operator: Service) -> None:
+    keda = {"provider": "KEDA", "maxReplicas": 3, "prometheusAddress": "http://p"}
+    await space.create(decode={"gpus": 0, "autoscaling": keda})
+    await space.condition("ScalingActive", "False KEDAMissing")
+
+
 @pytest.mark.parametrize("role", [EXTERNAL, hpa()], ids=["External", "HPA"])
 async def test_what_others_write_stays_through_everything(
     space: Space, operators: Operator, role: dict[str, Any]
