@@ -37,6 +37,16 @@ def test_defaults_render_one_operator_for_all_namespaces(render: Render) -> None
     }
 
 
+def test_replicas_prefer_nodes_of_their_own(render: Render) -> None:
+    spec = only(render(), "Deployment")["spec"]
+    [spread] = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    assert spread["labelSelector"] == spec["selector"]
+
+
 def test_namespaced_mode_grants_nothing_in_the_cluster(render: Render) -> None:
     manifests = render(watchNamespaces=["llm", "eval"], **{"crd.install": False})
     assert not [one for one in manifests if one["kind"].startswith("Cluster")]
