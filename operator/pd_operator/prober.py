@@ -120,11 +120,15 @@ class Prober:
         if task:
             task.cancel()
 
+    def rest(self) -> None:
+        """Stop asking all of them: another replica acts now."""
+        for key in list(self._tasks):
+            self.forget(key)
+
     async def close(self) -> None:
         """End everything."""
         tasks = list(self._tasks.values())
-        for key in list(self._tasks):
-            self.forget(key)
+        self.rest()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._session:
             await self._session.close()

@@ -95,6 +95,11 @@ class Reconciler:
                 await self._work_on(key)
             await asyncio.sleep(0)  # a look that writes nothing waits for nothing; others may act
 
+    def rest(self) -> None:
+        """Called when the workers have ended, for as long as another replica acts."""
+        if self._prober:
+            self._prober.rest()
+
     async def _work_on(self, key: Key) -> None:
         try:
             again_s = await self._reconcile(key)

@@ -151,7 +151,10 @@ class Service:
         async def act() -> None:
             await asyncio.gather(*(reflector.listed.wait() for reflector in self.reflectors))
             await self.resync.refresh()
-            await asyncio.gather(*(reconciler.work() for _ in range(self.options.workers)))
+            try:
+                await asyncio.gather(*(reconciler.work() for _ in range(self.options.workers)))
+            finally:
+                reconciler.rest()
 
         if self.options.leader_elect:
             await self.election.run(act)

@@ -151,6 +151,19 @@ async def test_nothing_stays_of_what_is_followed_no_more(prober: Prober, found: 
     assert prober.sight(KEY).loads == {}
 
 
+async def test_at_rest_nobody_is_asked_until_it_is_told_anew(
+    prober: Prober, worker: Worker, found: Targets
+) -> None:
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).loads))
+    prober.rest()
+    assert prober.sight(KEY).loads == {}
+    worker.queue = 9
+    prober.follow(KEY, found)
+    await until(lambda: bool(prober.sight(KEY).loads))
+    assert prober.sight(KEY).loads["m-prefill-0"].queue == 9
+
+
 def test_ready_first_pods_are_asked() -> None:
     made = resource()
     pods = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1, ready=False)]
