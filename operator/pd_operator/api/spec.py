@@ -64,12 +64,13 @@ class Ratio(Part, frozen=True, kw_only=True):
 
 
 class Scaling(Part, frozen=True, kw_only=True):
-    """Bounds on both roles together; what the scalers ask for is cut to them."""
+    """Bounds on both roles together; what the Builtin provider asks for is cut to them."""
 
     ratio: Ratio | None = None
-    """Prefill to decode."""
+    """Prefill to decode; kept by the Builtin provider."""
     max_gpus: Count | None = field(default=None, name="maxGPUs")
-    """GPUs of the deployment, pending and surge pods included."""
+    """GPUs of the deployment, pending and surge pods included. HPA and KEDA stay below it by their
+    maxReplicas."""
 
 
 class Rollout(Part, frozen=True, kw_only=True):
@@ -158,6 +159,24 @@ def _one_rank(role: str) -> Rule:
     )
 
 
+def _scaled_by(*providers: str) -> str:
+    """CEL: one of these scales prefill or decode."""
+    return " || ".join(
+        f"has(self.{role}.autoscaling) && self.{role}.autoscaling.provider in {[*providers]}"
+        for role in ("prefill", "decode")
+    )
+
+
+def _certain_gpus(role: str) -> str:
+    """CEL: GPUs that a role has, or may get without the operator being asked."""
+    part = f"self.{role}"
+    scaling = f"{part}.autoscaling"
+    bounded = f"({part}.replicas > {scaling}.minReplicas ? {part}.replicas : {scaling}.minReplicas)"
+    others = f"({scaling}.provider in ['HPA', 'KEDA'] ? {scaling}.maxReplicas : {bounded})"
+    workers = f"(has({scaling}) ? {others} : {part}.replicas)"
+    return f"{workers} * {part}.gpus * {part}.nodesPerWorker"
+
+
 class Spec(Part, frozen=True, kw_only=True):
     """A model served by prefill workers, decode workers and a router."""
 
@@ -196,9 +215,19 @@ class Spec(Part, frozen=True, kw_only=True):
         ),
         Rule(
             "!has(self.scaling.maxGPUs) || self.suspend || self.scaling.maxGPUs >="
-            " self.prefill.replicas * self.prefill.gpus * self.prefill.nodesPerWorker"
-            " + self.decode.replicas * self.decode.gpus * self.decode.nodesPerWorker",
-            "the replicas of prefill and decode need more GPUs than scaling.maxGPUs",
+            f" {_certain_gpus('prefill')} + {_certain_gpus('decode')}",
+            "prefill and decode need more GPUs than scaling.maxGPUs; counted are replicas and"
+            " minReplicas, and under HPA and KEDA, which know no such bound, maxReplicas",
+        ),
+        Rule(
+            f"!has(self.scaling.maxGPUs) || !({_scaled_by('External')}) || {_scaled_by('Builtin')}",
+            "nothing keeps scaling.maxGPUs where a role is scaled by External and none by Builtin",
+        ),
+        Rule(
+            f"!has(self.scaling.ratio) || !({_scaled_by('HPA', 'KEDA', 'External')})"
+            f" || {_scaled_by('Builtin')}",
+            "nothing keeps scaling.ratio where a role is scaled by HPA, KEDA or External and none"
+            " by Builtin",
         ),
     )
 

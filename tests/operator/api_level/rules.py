@@ -43,6 +43,15 @@ def ratio(least: str, most: str) -> Spec:
     return {"scaling": {"ratio": {"min": least, "max": most}}}
 
 
+def bounded(prefill: str, decode: str, **scaling: Any) -> Spec:
+    """Both roles scaled, by these providers."""
+    roles = {"prefill": prefill, "decode": decode}
+    address = {"prometheusAddress": "http://p"}
+    return {role: scaled(provider=each, **address) for role, each in roles.items()} | {
+        "scaling": scaling
+    }
+
+
 def nodes(**more: Any) -> Spec:
     return SGLANG | {"decode": {"gpus": 2, "nodesPerWorker": 2, **more}}
 
@@ -86,6 +95,21 @@ RULES: dict[str, Case] = {
     "need more GPUs than scaling.maxGPUs": Case(
         {"prefill": {"gpus": 1}, "scaling": {"maxGPUs": 0}},
         {"prefill": {"gpus": 1}, "scaling": {"maxGPUs": 1}},
+    ),
+    "counted are replicas and minReplicas": Case(
+        {"decode": scaled(minReplicas=3) | {"gpus": 1}, "scaling": {"maxGPUs": 2}},
+        {"decode": scaled(minReplicas=3) | {"gpus": 1}, "scaling": {"maxGPUs": 3}},
+    ),
+    "under HPA and KEDA": Case(
+        {"decode": scaled(**HPA) | {"gpus": 1}, "scaling": {"maxGPUs": 2}},
+        {"decode": scaled(**HPA) | {"gpus": 1}, "scaling": {"maxGPUs": 3}},
+    ),
+    "keeps scaling.maxGPUs": Case(
+        bounded("External", "HPA", maxGPUs=9), bounded("External", "Builtin", maxGPUs=9)
+    ),
+    "keeps scaling.ratio": Case(
+        bounded("HPA", "KEDA", **ratio("1P2D", "2P1D")["scaling"]),
+        bounded("HPA", "Builtin", **ratio("1P2D", "2P1D")["scaling"]),
     ),
     "ratio.min is above ratio.max": Case(ratio("2P3D", "1P2D"), ratio("1P2D", "2P3D")),
     "maxSurge and rollout.maxUnavailable cannot": Case(
