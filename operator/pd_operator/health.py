@@ -16,7 +16,8 @@ from pd_operator.telemetry import Telemetry
 
 SILENT_S = 240.0
 """A watch is opened anew after a little more than a minute of silence; after so long it is dead."""
-OVERDUE_S = 300.0
+STUCK_S = 300.0
+"""Longer than all attempts at a request of the API server take together."""
 
 
 class Health:
@@ -25,10 +26,10 @@ class Health:
     def __init__(
         self,
         reflectors: Sequence[Reflector],
-        lag_s: Callable[[], float],
+        stuck_s: Callable[[], float],
         guard_problem: Callable[[], str],
     ) -> None:
-        self._reflectors, self._lag_s, self._guard_problem = reflectors, lag_s, guard_problem
+        self._reflectors, self._stuck_s, self._guard_problem = reflectors, stuck_s, guard_problem
 
     def fault(self) -> str:
         """Why the operator should be restarted; empty while it is well."""
@@ -36,8 +37,8 @@ class Health:
         silent = [str(r.scope) for r in self._reflectors if now - r.seen_at > SILENT_S]
         if silent:
             return f"not heard of for {SILENT_S:g} s: {', '.join(silent)}"
-        if self._lag_s() > OVERDUE_S:
-            return f"a deployment has waited for {self._lag_s():.0f} s"
+        if (stuck_s := self._stuck_s()) > STUCK_S:
+            return f"no deployment has been looked at for {stuck_s:.0f} s"
         return self._guard_problem()
 
     def missing(self) -> str:

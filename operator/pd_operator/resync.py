@@ -39,7 +39,14 @@ class Resync:
         self._cluster, self._store, self._look = cluster, store, look
         self._namespaces, self._interval_s = namespaces or ("",), interval_s
         self._told: dict[Key, int] = {}
-        self.problem = ""
+        self._late: dict[Key, int] = {}
+        """Versions that kopf had not told at the last comparison."""
+
+    @property
+    def problem(self) -> str:
+        """What kopf's watch does not tell; empty again once it has caught up."""
+        late = self._behind(self._late)
+        return f"kopf's watch has not told of {late[0]}" if late else ""
 
     def told(self, event: str, body: dict[str, Any]) -> None:
         """What kopf says of one deployment."""
@@ -80,8 +87,7 @@ class Resync:
         versions = await self.refresh(self._interval_s / 10)
         if self._behind(versions):
             await asyncio.sleep(PATIENCE_S)
-        late = self._behind(versions)
-        self.problem = f"kopf's watch has not told of {late[0]}" if late else ""
+        self._late = {key: versions[key] for key in self._behind(versions)}
         for key in [key for key in self._told if key not in versions]:
             if not self._store.has(key):
                 del self._told[key]

@@ -81,7 +81,7 @@ class Service:
             for namespace in self.options.namespace or ("",)
         ]
         self._publish()
-        health = Health(self.reflectors, self._lag_s, lambda: self.resync.problem)
+        health = Health(self.reflectors, self._stuck_s, lambda: self.resync.problem)
         runner, self.port = await serve(health, self.telemetry, self.options.port)
         try:
             await self._together(stop, frozenset(kind.name for kind in optional))
@@ -108,6 +108,9 @@ class Service:
     def _lag_s(self) -> float:
         """A replica that does not lead lets its queue wait."""
         return self.queue.lag_s if self.election.leading else 0.0
+
+    def _stuck_s(self) -> float:
+        return self.queue.stuck_s if self.election.leading else 0.0
 
     async def _together(self, stop: asyncio.Event, optional: frozenset[str]) -> None:
         """Follow the cluster, and act while leading, until `stop` or until a part ends."""
@@ -149,6 +152,7 @@ class Service:
         """Act on complete knowledge only: what is not listed yet would look as if it were gone."""
 
         async def act() -> None:
+            self.queue.begin()
             await asyncio.gather(*(reflector.listed.wait() for reflector in self.reflectors))
             await self.resync.refresh()
             try:

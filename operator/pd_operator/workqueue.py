@@ -26,6 +26,8 @@ class WorkQueue:
         """Wishes for keys in work, kept until that ends."""
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
+        self._moved_at = clock()
+        """When a key was taken last."""
 
     def __len__(self) -> int:
         return len(self._due) + len(self._again)
@@ -38,6 +40,16 @@ class WorkQueue:
         """For how long the most overdue key waits; 0 where none is due."""
         now = self._clock()
         return max((now - due for due in self._due.values() if due < now), default=0.0)
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long nobody has taken a key although one is due. A long queue is none that is
+        stuck."""
+        return min(self.lag_s, self._clock() - self._moved_at)
+
+    def begin(self) -> None:
+        """Somebody takes keys from now on; that they have waited before means nothing."""
+        self._moved_at = self._clock()
 
     @property
     def idle(self) -> bool:
@@ -62,6 +74,7 @@ class WorkQueue:
                 _, key = heapq.heappop(self._heap)
                 del self._due[key]
                 self._working.add(key)
+                self._moved_at = self._clock()
                 return key
             self._wake.clear()
             with contextlib.suppress(TimeoutError):  # wait_for of 3.11 can lose a cancellation

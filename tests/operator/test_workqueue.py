@@ -112,6 +112,20 @@ async def test_lag_is_that_of_the_most_overdue(queue: WorkQueue, clock: Clock) -
     assert len(queue) == 2
 
 
+async def test_a_long_queue_that_moves_is_not_stuck(queue: WorkQueue, clock: Clock) -> None:
+    clock.now += 1000
+    queue.begin()
+    for key in (A, B):
+        queue.add(key, -1000)
+    clock.now += 7
+    assert (queue.lag_s, queue.stuck_s) == (1007, 7)
+    await taken(queue)
+    assert (queue.lag_s, queue.stuck_s) == (1007, 0)
+    await taken(queue)
+    clock.now += 9
+    assert queue.stuck_s == 0  # nothing is due
+
+
 async def test_idle_while_nothing_is_due_or_in_work(queue: WorkQueue, clock: Clock) -> None:
     assert queue.idle
     queue.add(A, 50)
