@@ -131,7 +131,7 @@ def scaling_active(
     by_keda = [role for role in names.ROLES if _provider(resource, role) == "KEDA"]
     if decided and by_keda and SCALED_OBJECT.name not in optional_kinds:
         roles = " and ".join(by_keda)
-        message = f"no KEDA scales {roles}: install it, then restart the operator"
+        message = f"the cluster has no KEDA that could scale {roles}: install it"
         return no("KEDAMissing", message)
     return decided
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
@@ -10,7 +11,7 @@ import socket
 import time
 
 from pd_operator.cluster import Cluster
-from pd_operator.errors import OperatorError
+from pd_operator.errors import ApiError, OperatorError
 from pd_operator.handlers import follow
 from pd_operator.health import Health, serve
 from pd_operator.journal import Journal
@@ -26,6 +27,8 @@ from pd_operator.resync import Resync
 from pd_operator.store import Store
 from pd_operator.telemetry import Telemetry
 from pd_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
 
 CRD_TRIES = 60
 CRD_PAUSE_S = 1.0
@@ -96,6 +99,17 @@ class Service:
             await asyncio.sleep(CRD_PAUSE_S)
         raise OperatorError(f"the API server knows no {PDDEPLOYMENT.plural}: apply crds/ first")
 
+    async def _until_more_kinds(self, optional: frozenset[str]) -> None:
+        """Returns when KEDA or Prometheus' operator has been installed: then a new start is due,
+        which asks for the permissions and follows the new kind."""
+        while True:
+            await asyncio.sleep(self.options.resync_s)
+            with contextlib.suppress(ApiError):
+                for kind in OPTIONAL:
+                    if kind.name not in optional and await self.cluster.knows(kind):
+                        logger.warning("there are %s now: a new start is due", kind.plural)
+                        return
+
     def _reflector(self, scope: Scope) -> Reflector:
         return Reflector(self.cluster, self.store, scope, self.queue.add)
 
@@ -113,7 +127,8 @@ class Service:
         return self.queue.stuck_s if self.election.leading else 0.0
 
     async def _together(self, stop: asyncio.Event, optional: frozenset[str]) -> None:
-        """Follow the cluster, and act while leading, until `stop` or until a part ends."""
+        """Follow the cluster, and act while leading, until `stop` or until a part ends: by an
+        error, or since a new start is due."""
         prober = Prober(self.queue.add) if self.options.probe_workers else None
         reconciler = self._reconciler(optional, prober)
         ended = asyncio.create_task(stop.wait())
@@ -121,6 +136,7 @@ class Service:
         parts += [
             asyncio.create_task(follow(self.cluster, self.options.namespace, self.resync.told)),
             asyncio.create_task(self.resync.run()),
+            asyncio.create_task(self._until_more_kinds(optional)),
             asyncio.create_task(self._lead(reconciler)),
         ]
         try:
