@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pd_worker.errors import ConfigError
+from pd_worker.router import kubernetes
 from pd_worker.router.discovery import StaticDiscovery
 from pd_worker.router.kubernetes import Joined, KubernetesDiscovery, specs_of
 from pd_worker.router.options import KubernetesOptions
@@ -64,6 +66,8 @@ class Api:
         await response.prepare(request)
         while event := await self.events.get():
             await response.write(json.dumps(event).encode() + b"\n")
+            if event["type"] == "ERROR":
+                break
         return response
 
     def tell(self, kind: str, value: dict[str, Any]) -> None:
@@ -126,6 +130,32 @@ async def test_an_expired_watch_is_listed_anew(api: tuple[Api, str], tmp_path: P
         scripted.items = [endpoints("a", "m-prefill", "10.0.0.1")]
         scripted.tell("ERROR", {"code": 410, "message": "too old"})
         assert await following() == {prefill("10.0.0.1")}
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [None, {"type": "ERROR", "object": {"code": 410, "message": "too old"}}],
+    ids=["ends", "is too old"],
+)
+async def test_a_watch_that_ends_at_once_is_asked_ever_more_slowly(
+    api: tuple[Api, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: Any
+) -> None:
+    monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.02)
+    scripted, url = api
+    for _ in range(100):
+        scripted.events.put_nowait(ending)
+    async with followed(url, tmp_path) as following:
+        began = time.monotonic()
+        drained = asyncio.ensure_future(drain(following))
+        await until(lambda: scripted.events.qsize() <= 93)
+        assert time.monotonic() - began >= 0.5 * sum(0.02 * 2**n for n in range(6))
+        drained.cancel()
+        await asyncio.gather(drained, return_exceptions=True)
+
+
+async def drain(following: Any) -> None:
+    while True:
+        await following()
 
 
 async def test_an_unreachable_api_server_keeps_the_last_list(

@@ -13,6 +13,7 @@ import json
 import logging
 import random
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ WATCH_S = 300
 SILENCE_S = 75.0
 """It sends a bookmark a minute; without one for so long the connection is dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 15.0
+AT_ONCE_S = 1.0
+"""No API server ends a watch so soon; what does is asked ever more slowly."""
 LINE_BYTES = 4 << 20
 
 Slice = dict[str, Any]
@@ -69,15 +72,16 @@ class KubernetesDiscovery(Discovery):
         pause_s = FIRST_PAUSE_S
         async with self._session() as session:
             while True:
+                began = time.monotonic()
                 try:
                     async for _ in self._changes(session):
-                        pause_s = FIRST_PAUSE_S
                         yield self._specs()
-                    continue
                 except Expired:
                     self._version = ""
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                     log.warning("endpoints: %s", error or type(error).__name__)
+                if time.monotonic() - began >= AT_ONCE_S:
+                    pause_s = FIRST_PAUSE_S
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
