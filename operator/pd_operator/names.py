@@ -63,9 +63,9 @@ def worker_account(name: str) -> str:
     return f"{name}-worker"
 
 
-def secret(name: str) -> str:
-    """The Secret with what the deployment's parts share."""
-    return f"{name}-keys"
+def secret(name: str, mark: str = "") -> str:
+    """The Secret with what the parts share; `mark` tells a later one from the first."""
+    return f"{name}-keys-{mark}" if mark else f"{name}-keys"
 
 
 def pod_host(name: str, role: str, ordinal: int | str, namespace: str) -> str:

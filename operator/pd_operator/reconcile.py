@@ -38,7 +38,7 @@ from pd_operator.plan import Plan, Scale, Surroundings, make_plan, replicas_mani
 from pd_operator.prober import Prober, Sight, targets
 from pd_operator.resource import Key, Manifest, Resource
 from pd_operator.routing import Relabel, relabels
-from pd_operator.status import broken_status, make_status, news, status_manifest
+from pd_operator.status import News, broken_status, make_status, news, status_manifest
 from pd_operator.store import Store
 from pd_operator.telemetry import Telemetry
 from pd_operator.workqueue import WorkQueue
@@ -153,6 +153,8 @@ class Reconciler:
         problem: OperatorError | None = None
         waits = [self._resync_s, decisions.again_after_s, regrouping.again_after_s]
         try:
+            if await self._ensure_secret(resource, body, observed, memory):
+                return 0.0
             plan = make_plan(
                 resource, decisions, observed, self._store, self._around, memory.settled
             )
@@ -199,7 +201,6 @@ class Reconciler:
             self._telemetry.wrote("delete")
 
     async def _act(self, resource: Resource, plan: Plan, memory: Memory) -> None:
-        await self._ensure_secret(resource, memory)
         for claim in plan.claims:
             await self._scale(resource, claim)
         for manifest in plan.applies:
@@ -211,25 +212,60 @@ class Reconciler:
             await self._cluster.delete(kind, meta["namespace"], meta["name"], meta["uid"])
             self._telemetry.wrote("delete")
 
-    async def _ensure_secret(self, resource: Resource, memory: Memory) -> None:
+    async def _ensure_secret(
+        self, resource: Resource, body: Manifest, observed: Observed, memory: Memory
+    ) -> bool:
         """Make the shared secret once. It comes before the first StatefulSet, so where one exists
-        nobody need look: pods that miss it say so."""
-        observed = observe(resource, self._store)
+        nobody need look: pods that miss it say so. True where another one had to take its place:
+        then the templates are other ones from now on."""
         pods = [pod for each in observed.pods.values() for pod in each]
         if any(pod.reason == "ContainerConfigError" for pod in pods):
             memory.has_secret = False
         elif any(observed.workloads.get(role) for role in names.ROLES):
             memory.has_secret = True
         if memory.has_secret:
-            return
+            return False
+        if not any(observed.workloads.values()):
+            with contextlib.suppress(Conflict):
+                await self._create_secret(resource, resource.secret)
+                memory.has_secret = True
+                return False
+        if await self._found_secret(resource):
+            memory.has_secret = True
+            return False
+        await self._renew_secret(resource, body)
+        return True
+
+    async def _create_secret(self, resource: Resource, name: str) -> None:
+        await self._cluster.create(SECRET, secret(resource, name, secrets.token_hex(32)))
+        self._telemetry.wrote("create")
+
+    async def _found_secret(self, resource: Resource) -> bool:
+        """Raises ForeignObject, Conflict."""
         try:
-            await self._cluster.create(SECRET, secret(resource, secrets.token_hex(32)))
-            self._telemetry.wrote("create")
-        except Conflict:
-            name = names.secret(resource.name)
-            found = await self._cluster.get(SECRET, resource.namespace, name)
-            _refuse(resource, SECRET, found)
-        memory.has_secret = True
+            found = await self._cluster.get(SECRET, resource.namespace, resource.secret)
+        except NotFound:
+            return False
+        _refuse(resource, SECRET, found)
+        return True
+
+    async def _renew_secret(self, resource: Resource, body: Manifest) -> None:
+        """The old value lives on in running parts, which would refuse those with a new one. A new
+        name is a new pairing key, so that a rollout replaces them all. The Secret comes first: a
+        status never names one that there is not."""
+        name = names.secret(resource.name, secrets.token_hex(4))
+        await self._create_secret(resource, name)
+        wanted = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": resource.name, "namespace": resource.namespace},
+            "status": {**body.get("status", {}), "secret": name},
+        }
+        if await self._write_status(body, wanted):
+            message = (
+                f"Secret {resource.secret} is gone: all parts are replaced by ones with {name}"
+            )
+            await self._tell(resource, News(type="Warning", reason="SecretLost", message=message))
 
     async def _apply(self, resource: Resource, manifest: Manifest, memory: Memory) -> None:
         kind, meta = kind_of(manifest), manifest["metadata"]
@@ -279,8 +315,11 @@ class Reconciler:
         status = make_status(resource, observe(resource, self._store), verdict, time.time())
         if await self._write_status(body, status_manifest(resource, status)):
             for each in news(resource, status):
-                if await self._journal.tell(resource, each):
-                    self._telemetry.wrote("event")
+                await self._tell(resource, each)
+
+    async def _tell(self, resource: Resource, news: News) -> None:
+        if await self._journal.tell(resource, news):
+            self._telemetry.wrote("event")
 
     async def _write_status(self, body: Manifest, wanted: Manifest) -> bool:
         """True where it was written: it differs from what is stored."""

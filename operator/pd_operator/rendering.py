@@ -39,7 +39,10 @@ def rendered(body: Manifest, namespace: str, choices: Choices) -> Iterator[Manif
     refuse_unknown(body)
     meta = {"namespace": namespace} | (body.get("metadata") or {})
     resource = Resource.parse(body | {"metadata": meta})
-    for manifest in [secret(resource, secrets.token_hex(32)), *desired_state(resource, choices)]:
+    for manifest in [
+        secret(resource, resource.secret, secrets.token_hex(32)),
+        *desired_state(resource, choices),
+    ]:
         if not resource.uid:
             del manifest["metadata"]["ownerReferences"]
         yield manifest

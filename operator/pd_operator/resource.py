@@ -61,6 +61,12 @@ class Resource:
     def namespace(self) -> str:
         return self.key.namespace
 
+    @property
+    def secret(self) -> str:
+        """Name of the Secret that its parts share. Running parts hold its value, so that after a
+        loss another one takes its place under another name, and a rollout leads to it."""
+        return str(self.status.get("secret") or names.secret(self.name))
+
     def role(self, role: names.Role) -> Role:
         """Its prefill or decode part."""
         return self.spec.prefill if role == "prefill" else self.spec.decode

@@ -58,6 +58,7 @@ def make_status(resource: Resource, observed: Observed, verdict: Verdict, now: f
         prefill=roles["prefill"],
         decode=roles["decode"],
         router=_router(resource, observed),
+        secret=resource.status.get("secret"),
         bootstrap_endpoints=_endpoints(resource, prefill.existing if prefill else 0),
         conditions=tuple(_conditions(_stored(resource), judged, resource.generation, now)),
     )

@@ -71,6 +71,8 @@ class Status(Part, frozen=True, kw_only=True):
     """The decode workers."""
     router: RoleStatus | None = None
     """The router pods."""
+    secret: Text | None = None
+    """The Secret that its parts share, where the first one was lost and another one was made."""
     bootstrap_endpoints: Annotated[tuple[Text, ...], at_most(64)] = ()
     """Bootstrap servers of the first prefill workers, by their stable names."""
     conditions: Annotated[tuple[Condition, ...], at_most(32, keys=("type",))] = ()

@@ -81,5 +81,5 @@ class Pdserve(Engine):
         return Process(command=["pdserve", "router"], args=args, env=env, probes=ROUTER_PROBES)
 
     def _env(self, resource: Resource) -> list[Manifest]:
-        secret = from_secret("PDSERVE_SECRET", names.secret(resource.name), SECRET_KEY)
+        secret = from_secret("PDSERVE_SECRET", resource.secret, SECRET_KEY)
         return [secret, variable("HOME", "/tmp"), variable("PDSERVE_CACHE", CACHE)]

@@ -46,13 +46,13 @@ def _router_access(resource: Resource) -> list[Manifest]:
     ]
 
 
-def secret(resource: Resource, value: str) -> Manifest:
+def secret(resource: Resource, name: str, value: str) -> Manifest:
     """What workers and router share. Made once and never changed: running parts hold it."""
     return child(
         resource,
         "v1",
         "Secret",
-        names.secret(resource.name),
+        name,
         "worker",
         type="Opaque",
         immutable=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pd_operator import names
 from pd_operator.api.markers import to_manifest
 from pd_operator.engines import engine_of
@@ -51,7 +53,10 @@ def pairing_hash(resource: Resource) -> str:
     The true key is known to running workers only. This one changes whenever that one can.
     """
     spec = resource.spec
-    return digest([spec.model.source, spec.model.revision, spec.engine.image, spec.engine.args])
+    decisive: list[Any] = [spec.model.source, spec.model.revision]
+    decisive += [spec.engine.image, spec.engine.args]
+    renewed = resource.secret != names.secret(resource.name)
+    return digest([*decisive, resource.secret] if renewed else decisive)
 
 
 def pod_template(resource: Resource, role: names.Role) -> Manifest:

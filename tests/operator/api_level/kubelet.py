@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import time
 
-from pd_operator.errors import ApiError
-from pd_operator.kinds import POD
+from pd_operator.errors import ApiError, NotFound
+from pd_operator.kinds import POD, SECRET
 from pd_operator.resource import Manifest
 from tests.operator.api_level.space import Space
 
 
 class Kubelet:
-    """Makes pods run, or not: `verdict` names the state for an image."""
+    """Makes pods run, or not: `verdict` names the state for an image. None starts without the
+    Secret that it takes variables from."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -34,15 +35,28 @@ class Kubelet:
     async def _tend(self, pod: Manifest) -> None:
         container = pod["spec"]["containers"][0]
         verdict = self.verdicts.get(container["image"], "ready")
-        wanted = _status(verdict, container["name"])
+        if verdict == "ready" != pod["status"].get("message") and await self._lacks_secret(
+            container
+        ):
+            verdict = "unconfigured"
         if verdict == "ready":
             self.seen.add(container["image"])
         if pod["status"].get("message") == verdict:
             return
-        change = {"status": {"message": verdict, **wanted}}
+        change = {"status": {"message": verdict, **_status(verdict, container["name"])}}
         await self._space.cluster.patch(
             POD, self._space.namespace, pod["metadata"]["name"], change, subresource="status"
         )
+
+    async def _lacks_secret(self, container: Manifest) -> bool:
+        sources = [env.get("valueFrom", {}) for env in container.get("env", [])]
+        names = {each["secretKeyRef"]["name"] for each in sources if "secretKeyRef" in each}
+        for name in names:
+            try:
+                await self._space.get(SECRET, name)
+            except NotFound:
+                return True
+        return False
 
 
 def _status(verdict: str, container: str) -> Manifest:
@@ -54,6 +68,8 @@ def _status(verdict: str, container: str) -> Manifest:
         return {"phase": "Pending", "conditions": [scheduled]}
     if verdict == "crashing":
         state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    if verdict == "unconfigured":
+        state = {"waiting": {"reason": "CreateContainerConfigError"}}
     status = {
         "name": container, "image": "i", "imageID": "", "ready": verdict == "ready",
         "restartCount": int(verdict == "crashing"), "state": state,

@@ -132,7 +132,10 @@ def foreign_objects(space: Space) -> list[tuple[str, Kind, Manifest]]:
     for number, kind in enumerate(sorted({*kinds, SECRET})):
         owner = f"d{number}"
         resource = Resource.parse(space.body(owner, **ALL_KINDS))
-        children = [*desired_state(resource, Choices()), secret(resource, "0" * 64)]
+        children = [
+            *desired_state(resource, Choices()),
+            secret(resource, resource.secret, "0" * 64),
+        ]
         found.append((owner, kind, next(m for m in children if kind_of(m) == kind)))
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pd_operator import names
-from pd_operator.kinds import POD
+from pd_operator.kinds import DEPLOYMENT, EVENT, POD, SECRET
 from pd_operator.service import Service
 from tests.operator.api_level.kubelet import Kubelet
 from tests.operator.api_level.operators import Operator
@@ -189,3 +189,50 @@ async def test_without_room_for_a_surge_a_pair_is_replaced_in_place(
     await space.condition("Ready", "True")
     await space.edit(engine={"image": "worker:2"})
     await rolled_out(space, "worker:2", "1P1D/1P1D")
+
+
+async def secrets(space: Space) -> set[str]:
+    """Names of those that the workers which are not ending, and the router, take."""
+    pods = [p for p in await space.list(POD) if "deletionTimestamp" not in p["metadata"]]
+    workers = [p["spec"] for p in pods if p["metadata"]["labels"].get(names.ROLE) in names.ROLES]
+    router = (await space.get(DEPLOYMENT, "m-router"))["spec"]["template"]["spec"]
+    return {
+        env["valueFrom"]["secretKeyRef"]["name"]
+        for spec in (*workers, router)
+        for env in spec["containers"][0]["env"]
+        if env["name"] == "PDSERVE_SECRET"
+    }
+
+
+async def test_a_lost_secret_leads_every_part_to_another_one(
+    space: Space, operators: Operator
+) -> None:
+    await operators.start()
+    await space.create()
+    await space.condition("Ready", "True")
+    first = await space.status()
+    old = (await space.get(SECRET, "m-keys"))["metadata"]["uid"]
+    await space.cluster.delete(SECRET, space.namespace, "m-keys", old)
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await space.list(POD)}
+    await space.cluster.delete(POD, space.namespace, "m-decode-1", pods["m-decode-1"])
+
+    async def told() -> bool:
+        return bool((await space.status()).get("secret"))
+
+    await until("another Secret", told)
+    renewed = (await space.status())["secret"]
+    await operators.stop()  # the next one knows of it by the status only
+    await operators.start()
+
+    async def replaced() -> bool:
+        status, found = await space.status(), await secrets(space)
+        return bool(found == {renewed} and status["size"] == "1P2D/1P2D")
+
+    await until("all parts take it", replaced)
+    await space.condition("RolloutComplete", "True")
+    status = await space.status()
+    assert status["secret"] == renewed != "m-keys"
+    assert status["currentRevision"] == status["updateRevision"] != first["currentRevision"]
+    assert (await space.get(SECRET, renewed))["immutable"] is True
+    events, _ = await space.cluster.list(EVENT, space.namespace)
+    assert [each["type"] for each in events if each["reason"] == "SecretLost"] == ["Warning"]
