@@ -104,3 +104,32 @@ def test_uninstall_keeps_deployments_and_a_new_release_takes_them_over(
     assert control_plane.get("pdd", "kept", "-n", namespace)
     release()
     assert control_plane.get("pdd", "kept", "-n", namespace)
+
+
+@pytest.fixture
+def other_namespace(control_plane: Client, namespace: str) -> Any:
+    """One more."""
+    name = f"{namespace}-other"
+    control_plane.kubectl("create", "namespace", name)
+    yield name
+    control_plane.helm("uninstall", "more", "-n", name, "--ignore-not-found")
+    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["cluster", "namespaced"])
+def test_a_second_operator_for_the_same_deployments_is_refused(
+    control_plane: Client, namespace: str, other_namespace: str, release: Any, everywhere: bool
+) -> None:
+    def more(watched: list[str]) -> str:
+        flags = ("--set=crd.install=false", f"--set-json=watchNamespaces={json.dumps(watched)}")
+        where = ("-n", other_namespace)
+        return control_plane.helm("upgrade", "--install", "more", str(CHART), *where, *flags)
+
+    watched = [] if everywhere else [namespace]
+    release(watchNamespaces=watched)
+    with pytest.raises(CommandError, match=r"pdserve-operator.*exists and cannot be imported"):
+        more(watched)
+    assert control_plane.get("deployments", "-n", other_namespace) == []
+    release(watchNamespaces=watched)  # an upgrade of the first is none
+    if not everywhere:
+        more([other_namespace])

@@ -39,7 +39,7 @@ def test_grants_equal_needs(render: Render, namespaces: tuple[str, ...]) -> None
     [role] = [
         one
         for one in manifests
-        if one["kind"] == kind and one["metadata"]["name"] == "test-pdserve"
+        if one["kind"] == kind and one["metadata"]["name"] == "pdserve-operator"
     ]
     asked = {
         (need.kind.group, "/".join(filter(None, (need.kind.plural, need.subresource))), need.verb)

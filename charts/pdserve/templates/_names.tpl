@@ -13,6 +13,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/*
+The role by which the operator acts, in each namespace that it watches or in the cluster. The same
+in every release, so that there is one operator to a deployment: helm gives no release an object of
+another one, and who applies manifests himself takes the power from the earlier operator.
+*/}}
+{{- define "pdserve.power" -}}
+pdserve-operator
+{{- end -}}
+
 {{- define "pdserve.account" -}}
 {{- default (include "pdserve.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
