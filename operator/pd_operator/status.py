@@ -193,20 +193,21 @@ def _endpoints(resource: Resource, pods: int) -> tuple[str, ...]:
 
 def status_manifest(resource: Resource, status: Status) -> Manifest:
     """What is applied to the status subresource."""
-    return _manifest(resource.namespace, resource.name, status)
+    return _manifest(resource.namespace, resource.name, to_manifest(status))
 
 
-def _manifest(namespace: str, name: str, status: Status) -> Manifest:
+def _manifest(namespace: str, name: str, status: Manifest) -> Manifest:
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace},
-        "status": to_manifest(status),
+        "status": status,
     }
 
 
 def broken_status(body: Mapping[str, Any], problem: str, now: float) -> Manifest:
-    """For a deployment whose spec is not understood: the children stay as they were."""
+    """For a deployment whose spec is not understood: the children stay as they were, and so does
+    what is told of them."""
     meta, stored = body["metadata"], body.get("status", {})
     before = {each["type"]: each for each in stored.get("conditions", [])}
     judged = {
@@ -214,13 +215,10 @@ def broken_status(body: Mapping[str, Any], problem: str, now: float) -> Manifest
         "Stalled": yes("InvalidSpec", f"{problem}; correct the spec"),
     }
     generation = meta.get("generation", 1)
-    status = Status(
-        observed_generation=generation,
-        phase="Stalled",
-        size=stored.get("size", "0P0D/0P0D"),
-        conditions=tuple(_conditions(before, judged, generation, now)),
-    )
-    return _manifest(meta["namespace"], meta["name"], status)
+    conditions = _conditions(before, judged, generation, now)
+    kept = {"size": "0P0D/0P0D", **stored}
+    told = {"observedGeneration": generation, "phase": "Stalled", "conditions": [*conditions]}
+    return _manifest(meta["namespace"], meta["name"], to_manifest(kept | told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,4 +237,8 @@ def test_a_spec_that_is_not_understood_keeps_what_was_known() -> None:
     body = deployment() | {"status": stored(told(resource(), whole(resource())))}
     status = broken_status(body, "Expected `int`", NOW)["status"]
     assert (status["phase"], status["size"]) == ("Stalled", "1P2D/1P2D")
+    told_anew = {"phase", "conditions", "observedGeneration"}
+    kept = {name: value for name, value in body["status"].items() if name not in told_anew}
+    assert kept.keys() > {"currentRevision", "updateRevision", "prefill", "decode", "router"}
+    assert {name: status[name] for name in kept} == kept
     assert [c["type"] for c in status["conditions"] if c["status"] == "True"] == ["Stalled"]
