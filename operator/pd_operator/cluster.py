@@ -347,11 +347,20 @@ def _error(response: aiohttp.ClientResponse, body: bytes, what: str) -> ApiError
     )
 
 
+class _Event(msgspec.Struct):
+    """One change; decoding refuses what lacks a part."""
+
+    type: str
+    object: Manifest
+
+
 def _event(line: bytes, path: str) -> tuple[str, Manifest]:
     """One line of a watch. Raises Gone, Unreachable: errors come as lines, too."""
-    event = msgspec.json.decode(line)
-    kind, value = event["type"], event["object"]
+    event = msgspec.json.decode(line, type=_Event)
+    kind, value = event.type, event.object
     if kind != "ERROR":
+        if "resourceVersion" not in (value.get("metadata") or {}):
+            raise Unreachable(f"watch {path}: {kind} of an object without a version")
         return kind, value
     error = _ERRORS.get(value.get("code", 0), Unreachable)
     raise error(f"watch {path}: {value.get('message')}", status=value.get("code", 0))

@@ -129,6 +129,23 @@ async def test_errors_inside_a_watch_are_raised(
         [each async for each in cluster.watch(SERVICES, "1")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [["ADDED"], {"type": "ADDED"}, {"object": service("a", 2)}, {"type": "ADDED", "object": "a"},
+     {"type": "ADDED", "object": {}}, {"type": "BOOKMARK", "object": {"metadata": None}}],
+    ids=["list", "no object", "no type", "text", "no metadata", "no version"],
+)  # fmt: skip
+async def test_a_line_of_a_watch_that_is_none_is_a_fault_of_the_moment(
+    cluster: Cluster, script: Script, line: Any
+) -> None:
+    script.tell("ADDED", service("a", 2))
+    script.events.put_nowait(line)
+    watch = cluster.watch(SERVICES, "1")
+    assert (await anext(watch))[0] == "ADDED"
+    with pytest.raises(Unreachable):
+        await anext(watch)
+
+
 async def test_a_silent_watch_ends(
     cluster: Cluster, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
