@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pd_operator import names
 from pd_operator.api.status import Truth
-from pd_operator.kinds import SCALED_OBJECT
+from pd_operator.kinds import POD_MONITOR, SCALED_OBJECT
 from pd_operator.observed import Observed, dominant
 from pd_operator.resource import Resource
 from pd_operator.roster import crews
@@ -41,6 +41,8 @@ class Verdict:
     stalled: Judgement | None = None
     scaling: Judgement | None = None
     """ScalingActive; None without autoscaling."""
+    monitoring: Judgement | None = None
+    """MonitoringActive; None without a PodMonitor."""
     bootstrap: Judgement | None = None
     """BootstrapReachable; None where nobody looked."""
     transfers: Judgement | None = None
@@ -134,6 +136,18 @@ def scaling_active(
         message = f"the cluster has no KEDA that could scale {roles}: install it"
         return no("KEDAMissing", message)
     return decided
+
+
+def monitoring_active(resource: Resource, optional_kinds: Collection[str]) -> Judgement | None:
+    """MonitoringActive: the PodMonitor that was asked for can be made."""
+    if not resource.spec.monitoring.pod_monitor:
+        return None
+    if POD_MONITOR.name in optional_kinds:
+        return yes("PodMonitorMade", "Prometheus' operator is told of the pods")
+    message = (
+        "the cluster knows no PodMonitor, so that nobody scrapes: install Prometheus' operator"
+    )
+    return no("PodMonitorMissing", message)
 
 
 def _provider(resource: Resource, role: names.Role) -> str | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pd_operator import names
 from pd_operator.archive import Archive
 from pd_operator.cluster import Cluster
-from pd_operator.conditions import Judgement, Verdict, scaling_active, yes
+from pd_operator.conditions import Judgement, Verdict, monitoring_active, scaling_active, yes
 from pd_operator.decisions import Decisions, Thread, decide
 from pd_operator.errors import (
     ApiError,
@@ -309,6 +309,7 @@ class Reconciler:
             rollout=decisions.rollout,
             stalled=_stalled(problem) if problem else decisions.stalled,
             scaling=scaling_active(resource, decisions.scaling, self._around.optional_kinds),
+            monitoring=monitoring_active(resource, self._around.optional_kinds),
             bootstrap=sight.bootstrap,
             transfers=sight.transfers,
         )

@@ -75,6 +75,7 @@ def _judge(resource: Resource, observed: Observed, verdict: Verdict) -> dict[str
         "RDMAReady": rdma_ready(resource, observed),
         "KVTransferHealthy": verdict.transfers or NOT_LOOKED,
         "ScalingActive": verdict.scaling,
+        "MonitoringActive": verdict.monitoring,
         "RolloutComplete": verdict.rollout,
         "Stalled": verdict.stalled,
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pd_operator.api.status import Status
-from pd_operator.conditions import Verdict, no, scaling_active, yes
+from pd_operator.conditions import Verdict, monitoring_active, no, scaling_active, yes
 from pd_operator.observed import observe
 from pd_operator.resource import Manifest, Resource
 from pd_operator.status import broken_status, make_status, news, status_manifest
@@ -127,6 +127,22 @@ def test_a_scaler_that_the_cluster_lacks_is_no_active_one(
     found = scaling_active(made, yes("ScaledByOthers", "scaled"), kinds)
     assert found is not None
     assert (found.reason, found.truth) == (reason, str(reason != "KEDAMissing"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds", "expected"),
+    [(True, {"ScaledObject"}, "False PodMonitorMissing"),
+     (True, {"PodMonitor"}, "True PodMonitorMade"),
+     (False, {"ScaledObject"}, None)],
+    ids=["no such kind", "made", "not asked for"],
+)  # fmt: skip
+def test_a_pod_monitor_that_cannot_be_made_is_told(
+    asked: bool, kinds: set[str], expected: str | None
+) -> None:
+    made = resource(monitoring={"podMonitor": asked})
+    status = told(made, whole(made), verdict(monitoring=monitoring_active(made, kinds)))
+    assert conditions(status).get("MonitoringActive") == expected
+    assert (status.phase, conditions(status)["Ready"]) == ("Ready", "True AllAvailable")
 
 
 def test_without_a_router_there_is_no_url_and_no_condition() -> None:

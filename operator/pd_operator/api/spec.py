@@ -136,7 +136,7 @@ class Monitoring(Part, frozen=True, kw_only=True):
     """Metrics."""
 
     pod_monitor: bool = False
-    """Make a PodMonitor, where the cluster knows that kind."""
+    """Make a PodMonitor; where the cluster knows no such kind, MonitoringActive says so."""
 
 
 class NetworkPolicy(Part, frozen=True, kw_only=True):

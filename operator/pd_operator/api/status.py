@@ -77,4 +77,5 @@ class Status(Part, frozen=True, kw_only=True):
     """Bootstrap servers of the first prefill workers, by their stable names."""
     conditions: Annotated[tuple[Condition, ...], at_most(32, keys=("type",))] = ()
     """Ready, Reconciling, Stalled, PrefillAvailable, DecodeAvailable, RouterAvailable,
-    BootstrapReachable, RDMAReady, KVTransferHealthy, ScalingActive, RolloutComplete."""
+    BootstrapReachable, RDMAReady, KVTransferHealthy, ScalingActive, MonitoringActive,
+    RolloutComplete."""

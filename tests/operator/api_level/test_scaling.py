@@ -42,10 +42,14 @@ async def test_the_spec_rules_without_autoscaling(space: Space, operator: Servic
     await has(space, 3)
 
 
-async def test_a_cluster_without_keda_is_told_of(space: Space, operator: Service) -> None:
+async def test_a_cluster_without_keda_and_prometheus_is_told_of(
+    space: Space, operator: Service
+) -> None:
     keda = {"provider": "KEDA", "maxReplicas": 3, "prometheusAddress": "http://p"}
-    await space.create(decode={"gpus": 0, "autoscaling": keda})
+    scaled = {"gpus": 0, "autoscaling": keda}
+    await space.create(decode=scaled, monitoring={"podMonitor": True})
     await space.condition("ScalingActive", "False KEDAMissing")
+    await space.condition("MonitoringActive", "False PodMonitorMissing")
 
 
 @pytest.mark.parametrize("role", [EXTERNAL, hpa()], ids=["External", "HPA"])
