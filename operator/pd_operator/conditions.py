@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pd_operator import names
 from pd_operator.api.status import Truth
 from pd_operator.kinds import POD_MONITOR, SCALED_OBJECT
-from pd_operator.observed import Observed, dominant
+from pd_operator.observed import Observed, dominant, seconds
 from pd_operator.resource import Resource
 from pd_operator.roster import crews
 
@@ -93,8 +93,9 @@ def ready_workers(resource: Resource, observed: Observed, role: names.Role) -> i
     )
 
 
-def router_available(resource: Resource, observed: Observed) -> Judgement | None:
-    """RouterAvailable: a router is ready, which it is only while it sees a pair."""
+def router_available(resource: Resource, observed: Observed, now: float) -> Judgement | None:
+    """RouterAvailable: a router is ready, which it is only while it sees a pair. `now` is in
+    seconds since the epoch."""
     if not resource.spec.router.enabled:
         return None
     if resource.spec.suspend:
@@ -107,7 +108,20 @@ def router_available(resource: Resource, observed: Observed) -> Judgement | None
     reason, message = dominant(observed.pods.get("router", ()))
     if reason:
         return no(reason, message)
-    return no("RouterSeesNoPair", "no router sees a prefill and a decode worker that fit together")
+    told = "no router sees a prefill and a decode worker that fit together"
+    if _waits_s(resource, now) >= resource.spec.rollout.progress_deadline_seconds:
+        return no("NoPairFits", f"{told}, although both roles have been ready for long: their logs")
+    return no("RouterSeesNoPair", told)
+
+
+def _waits_s(resource: Resource, now: float) -> float:
+    """For how long both roles have been available and the router not; 0 where that is not so."""
+    stored = {each["type"]: each for each in resource.status.get("conditions", [])}
+    waits = {"PrefillAvailable": "True", "DecodeAvailable": "True", "RouterAvailable": "False"}
+    found = [stored.get(name, {}) for name in waits]
+    if [each.get("status") for each in found] != [*waits.values()]:
+        return 0.0
+    return now - max(seconds(each["lastTransitionTime"]) or now for each in found)
 
 
 def rdma_ready(resource: Resource, observed: Observed) -> Judgement | None:

@@ -40,7 +40,7 @@ EXPECTED_AT_FIRST = (*EXPECTED, "NoWorkers", "NoRouter", "RouterSeesNoPair")
 
 def make_status(resource: Resource, observed: Observed, verdict: Verdict, now: float) -> Status:
     """What is to be stored; equal to what is stored while nothing has changed."""
-    judged = _judge(resource, observed, verdict)
+    judged = _judge(resource, observed, verdict, now)
     roles = {role: _role(resource, observed, role, verdict) for role in names.ROLES}
     sizes = [
         f"{roles['prefill'].ready}P{roles['decode'].ready}D",
@@ -64,13 +64,15 @@ def make_status(resource: Resource, observed: Observed, verdict: Verdict, now: f
     )
 
 
-def _judge(resource: Resource, observed: Observed, verdict: Verdict) -> dict[str, Judgement]:
+def _judge(
+    resource: Resource, observed: Observed, verdict: Verdict, now: float
+) -> dict[str, Judgement]:
     judged: dict[str, Judgement | None] = {
         "PrefillAvailable": role_available(
             resource, observed, "prefill", verdict.wanted["prefill"]
         ),
         "DecodeAvailable": role_available(resource, observed, "decode", verdict.wanted["decode"]),
-        "RouterAvailable": router_available(resource, observed),
+        "RouterAvailable": router_available(resource, observed, now),
         "BootstrapReachable": verdict.bootstrap or NOT_LOOKED,
         "RDMAReady": rdma_ready(resource, observed),
         "KVTransferHealthy": verdict.transfers or NOT_LOOKED,

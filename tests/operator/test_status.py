@@ -242,6 +242,20 @@ def test_a_first_start_is_told_calmly_whatever_is_ready_first() -> None:
     assert "Warning" not in dict(types)
 
 
+def test_pairs_that_never_fit_are_trouble_after_the_deadline() -> None:
+    made, found = resource(rollout={"progressDeadlineSeconds": 100}), []
+    pods = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1)]
+    times = (NOW, NOW + 90, NOW + 189, NOW + 190, NOW + 300)
+    for now, there in zip(times, ([], pods, pods, pods, pods), strict=True):
+        what = verdict(DONE if there else ROLLING)
+        status = told(made, populated(made, *there, router_ready=False), what, now)
+        told_now = [(each.type, each.reason) for each in news(made, status)]
+        found += [(now - NOW, *each) for each in told_now if each[1] != "RolledOut"]
+        made = resource(status=stored(status), rollout={"progressDeadlineSeconds": 100})
+    assert found == [(90, "Normal", "RouterSeesNoPair"), (190, "Warning", "NoPairFits")]
+    assert conditions(status)["Ready"] == "False NoPairFits"
+
+
 def test_a_router_that_loses_its_pair_later_is_trouble() -> None:
     made = resource(status=stored(told(resource(), whole(resource()))))
     parts = [pod(made, "prefill", 0), pod(made, "decode", 0), pod(made, "decode", 1)]
