@@ -41,6 +41,25 @@ def test_children_are_as_in_the_golden_file(source: Path) -> None:
     assert output(source).read_text() == manifests(source)
 
 
+@pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.stem)
+def test_containers_have_no_more_rights_than_they_use(source: Path) -> None:
+    engine = yaml.safe_load(source.read_text())["spec"]["engine"].get("type", "Pdserve")
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(manifests(source))
+        if each["kind"] in ("StatefulSet", "Deployment")
+    ]
+    found = [each for pod in pods for each in pod["containers"] if engine == "Pdserve"]
+    ours = [each for each in found if each["name"] in ("worker", "router")]  # no user's sidecar
+    checks = [each for pod in pods for each in pod.get("initContainers", [])]
+    assert ours or checks
+    for security in (each["securityContext"] for each in (*ours, *checks)):
+        if not security.get("privileged"):
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"]["drop"] == ["ALL"]
+
+
 @pytest.mark.parametrize("path", CRD_COPIES, ids=lambda path: path.parts[-2])
 def test_crd_file_is_what_the_classes_say(path: Path) -> None:
     assert path.read_text() == crd_text()

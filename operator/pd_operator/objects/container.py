@@ -78,8 +78,13 @@ def _security(engine: Engine, binding: Binding) -> Manifest:
 
 
 def rdma_check(resource: Resource, binding: Binding) -> Manifest:
-    """Runs before the worker with the same devices; fails with a reason, and nothing falls back."""
-    security = {"privileged": True} if binding.privileged else {"allowPrivilegeEscalation": False}
+    """Runs before the worker with the same devices; fails with a reason, and nothing falls back. It
+    only reads, whatever the engine's image."""
+    security: Manifest = {"readOnlyRootFilesystem": True}
+    if binding.privileged:
+        security["privileged"] = True
+    else:
+        security |= {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     resources: Manifest = {"requests": binding.resources, "limits": binding.resources}
     resources["claims"] = [{"name": claim["name"]} for claim in binding.claims]
     return {
