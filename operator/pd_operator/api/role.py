@@ -125,6 +125,11 @@ class Role(Part, frozen=True, kw_only=True):
 
     rules: ClassVar = (
         Rule(
+            "self.nodesPerWorker == oldSelf.nodesPerWorker",
+            "nodesPerWorker cannot change, as running pods would be counted as parts of other"
+            " workers: make a second deployment",
+        ),
+        Rule(
             "!has(self.tensorParallel) || self.gpus == 0"
             " || self.tensorParallel <= self.gpus * self.nodesPerWorker",
             "tensorParallel is above gpus × nodesPerWorker",
@@ -143,7 +148,7 @@ class Role(Part, frozen=True, kw_only=True):
     gpu_resource: Name = "nvidia.com/gpu"
     """The resource that a GPU is asked for by."""
     nodes_per_worker: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Pods that form one worker (SGLang); they start, fail and go together."""
+    """Pods that form one worker (SGLang); they start, fail and go together. Cannot change."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Ranks of a worker; gpus × nodesPerWorker where absent."""
     args: Args = ()

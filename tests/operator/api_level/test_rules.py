@@ -10,18 +10,19 @@ import pytest
 
 from pd_operator.api.markers import to_manifest
 from pd_operator.api.model import Engine
+from pd_operator.api.role import Role
 from pd_operator.crd import NAME_RULE, definition
 from pd_operator.errors import Refused
 from pd_operator.kinds import PDDEPLOYMENT
 from pd_operator.resource import Manifest, Resource
 from tests.cluster.client import Client
-from tests.operator.api_level.rules import ACCEPTED, RULES, SCHEMA_REFUSED
+from tests.operator.api_level.rules import ACCEPTED, RULES, SCHEMA_REFUSED, SGLANG
 from tests.operator.api_level.space import Space
 
 pytestmark = pytest.mark.cluster
 
 ALL_ACCEPTED = {name: case.accepted for name, case in RULES.items()} | ACCEPTED
-OF_THEIR_OWN = {NAME_RULE["message"], Engine.rules[0].message}
+OF_THEIR_OWN = {NAME_RULE["message"], Engine.rules[0].message, Role.rules[0].message}
 """Rules with tests of their own."""
 
 
@@ -80,6 +81,20 @@ async def test_the_engine_cannot_change(space: Space) -> None:
     await space.create("fixed")
     with pytest.raises(Refused, match=r"engine\.type cannot change"):
         await space.edit("fixed", engine={"type": "SGLang"}, decode={"gpus": 0})
+    await space.delete("fixed")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (2, None), (None, 2)])
+async def test_the_nodes_of_a_worker_cannot_change(
+    space: Space, role: str, before: int | None, after: int | None
+) -> None:
+    first = {} if before is None else {"nodesPerWorker": before}
+    await space.create("fixed", **SGLANG, **{role: {"gpus": 8, **first}})
+    with pytest.raises(Refused, match="nodesPerWorker cannot change"):
+        await space.edit("fixed", **{role: {"nodesPerWorker": after}})
+    edited = await space.edit("fixed", **{role: {"nodesPerWorker": before, "replicas": 4}})
+    assert edited["spec"][role]["nodesPerWorker"] == (before or 1)
     await space.delete("fixed")
 
 
