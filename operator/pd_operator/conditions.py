@@ -109,19 +109,21 @@ def router_available(resource: Resource, observed: Observed, now: float) -> Judg
     if reason:
         return no(reason, message)
     told = "no router sees a prefill and a decode worker that fit together"
-    if _waits_s(resource, now) >= resource.spec.rollout.progress_deadline_seconds:
+    if overdue_in_s(resource, now) <= 0:
         return no("NoPairFits", f"{told}, although both roles have been ready for long: their logs")
     return no("RouterSeesNoPair", told)
 
 
-def _waits_s(resource: Resource, now: float) -> float:
-    """For how long both roles have been available and the router not; 0 where that is not so."""
+def overdue_in_s(resource: Resource, now: float) -> float:
+    """Seconds until both roles have been available and the router not for as long as a rollout may
+    take; infinite where that is not so."""
     stored = {each["type"]: each for each in resource.status.get("conditions", [])}
     waits = {"PrefillAvailable": "True", "DecodeAvailable": "True", "RouterAvailable": "False"}
     found = [stored.get(name, {}) for name in waits]
     if [each.get("status") for each in found] != [*waits.values()]:
-        return 0.0
-    return now - max(seconds(each["lastTransitionTime"]) or now for each in found)
+        return float("inf")
+    since = max(seconds(each["lastTransitionTime"]) or now for each in found)
+    return since + resource.spec.rollout.progress_deadline_seconds - now
 
 
 def rdma_ready(resource: Resource, observed: Observed) -> Judgement | None:

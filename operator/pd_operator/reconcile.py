@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from pd_operator import names
 from pd_operator.archive import Archive
 from pd_operator.cluster import Cluster
-from pd_operator.conditions import Judgement, Verdict, monitoring_active, scaling_active, yes
+from pd_operator.conditions import (
+    Judgement,
+    Verdict,
+    monitoring_active,
+    overdue_in_s,
+    scaling_active,
+    yes,
+)
 from pd_operator.decisions import Decisions, Thread, decide
 from pd_operator.errors import (
     ApiError,
@@ -152,6 +159,8 @@ class Reconciler:
         memory.thread, memory.restarts = decisions.thread, regrouping.restarts
         problem: OperatorError | None = None
         waits = [self._resync_s, decisions.again_after_s, regrouping.again_after_s]
+        if (overdue_s := overdue_in_s(resource, now)) > 0:
+            waits.append(overdue_s)
         try:
             if await self._ensure_secret(resource, body, observed, memory):
                 return 0.0

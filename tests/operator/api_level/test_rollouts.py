@@ -191,6 +191,16 @@ async def test_without_room_for_a_surge_a_pair_is_replaced_in_place(
     await rolled_out(space, "worker:2", "1P1D/1P1D")
 
 
+async def test_pairs_that_never_fit_are_told_of_when_they_are_overdue(
+    space: Space, operator: Service, kubelet: Kubelet
+) -> None:
+    kubelet.verdicts["router:1"] = "starting"  # as it is ready only when it sees a pair
+    await space.create(router={"image": "router:1"}, rollout={"progressDeadlineSeconds": 4})
+    await space.condition("RouterAvailable", "False RouterSeesNoPair")
+    await space.condition("RolloutComplete", "True")
+    await space.condition("Ready", "False NoPairFits")
+
+
 async def secrets(space: Space) -> set[str]:
     """Names of those that the workers which are not ending, and the router, take."""
     pods = [p for p in await space.list(POD) if "deletionTimestamp" not in p["metadata"]]
