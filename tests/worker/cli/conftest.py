@@ -26,6 +26,8 @@ class StubServer:
     status: int = 200
     break_after: int = 10**9
     """Pieces after which an answer ends without [DONE]."""
+    hold_after: int = 10**9
+    """Pieces after which an answer waits until its client leaves."""
     gap_s: float = 0.0
 
     async def models(self, request: web.Request) -> web.Response:
@@ -53,6 +55,8 @@ class StubServer:
             choice = {"index": 0, "text": word, "delta": {"content": word}}
             event = {"choices": [choice], "usage": {"completion_tokens": index + 1}}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            if index + 1 == self.hold_after:
+                await asyncio.Event().wait()
             await asyncio.sleep(self.gap_s)
         await response.write(b": keep-alive\n\ndata: [DONE]\n\n")
 

@@ -58,7 +58,7 @@ async def test_ctrl_c_at_the_prompt_does_not_end_the_chat(
 
 
 async def test_ctrl_c_stops_an_answer_and_not_the_chat(stub: StubServer) -> None:
-    stub.gap_s = 0.05
+    stub.hold_after = 2
     words = [sys.executable, "-u", "-m", "pd_worker.cli", "chat", "--url", stub.url]
     process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
     assert process.stdin
@@ -67,7 +67,7 @@ async def test_ctrl_c_stops_an_answer_and_not_the_chat(stub: StubServer) -> None
     await process.stdout.readuntil(b"cache")
     process.send_signal(signal.SIGINT)
     await process.stdout.readuntil(b"[stopped]")
-    stub.gap_s = 0
+    stub.hold_after = 10**9
     rest, _ = await process.communicate(b"two\n")
     assert process.returncode == 0
     assert rest.startswith(b"\n\n> The cache")

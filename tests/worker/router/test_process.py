@@ -65,7 +65,7 @@ async def refused(url: str) -> bool:
     port = int(url.rpartition(":")[2])
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: it was in the closed queue
         return True
     writer.close()
     return False
