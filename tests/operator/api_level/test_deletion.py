@@ -47,11 +47,16 @@ async def test_a_successor_of_the_same_name_waits_for_the_garbage(
     await space.delete()
     new = await space.create()
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
+
+    async def all_its_own() -> bool:
+        children = (await space.children()).values()
+        owners = {each["metadata"]["ownerReferences"][0]["uid"] for each in children}
+        return len(children) >= 12 and owners == {new["metadata"]["uid"]}
+
+    await until("all children are the successor's", all_its_own, timeout_s=120)
     await space.condition("Ready", "True")
     told, _ = await space.cluster.list(EVENT, space.namespace)
     assert [each["note"] for each in told if each["reason"] == "NameConflict"] == []
-    owners = {c["metadata"]["ownerReferences"][0]["uid"] for c in (await space.children()).values()}
-    assert owners == {new["metadata"]["uid"]}
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["operator up", "operator down"])
