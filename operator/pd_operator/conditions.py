@@ -117,7 +117,7 @@ def router_available(resource: Resource, observed: Observed, now: float) -> Judg
 def overdue_in_s(resource: Resource, now: float) -> float:
     """Seconds until both roles have been available and the router not for as long as a rollout may
     take; infinite where that is not so."""
-    stored = {each["type"]: each for each in resource.status.get("conditions", [])}
+    stored = resource.conditions
     waits = {"PrefillAvailable": "True", "DecodeAvailable": "True", "RouterAvailable": "False"}
     found = [stored.get(name, {}) for name in waits]
     if [each.get("status") for each in found] != [*waits.values()]:

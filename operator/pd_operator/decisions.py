@@ -228,7 +228,7 @@ def _role_goal(
 
 def _resumed(resource: Resource, revision: str, now: float) -> rollout.Progress | None:
     """After a restart: what the status tells of the rollout."""
-    stored = {each["type"]: each for each in resource.status.get("conditions", [])}
+    stored = resource.conditions
     if resource.status.get("updateRevision") != revision or "RolloutComplete" not in stored:
         return None
     condition = stored["RolloutComplete"]

@@ -54,6 +54,11 @@ class Resource:
         )
 
     @property
+    def conditions(self) -> dict[str, Manifest]:
+        """Of the stored status, by type."""
+        return {each["type"]: each for each in self.status.get("conditions", [])}
+
+    @property
     def name(self) -> str:
         return self.key.name
 

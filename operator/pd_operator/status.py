@@ -60,7 +60,7 @@ def make_status(resource: Resource, observed: Observed, verdict: Verdict, now: f
         router=_router(resource, observed),
         secret=resource.status.get("secret"),
         bootstrap_endpoints=_endpoints(resource, prefill.existing if prefill else 0),
-        conditions=tuple(_conditions(_stored(resource), judged, resource.generation, now)),
+        conditions=tuple(_conditions(resource.conditions, judged, resource.generation, now)),
     )
 
 
@@ -92,16 +92,12 @@ def _judge(
 
 def _reached_before(resource: Resource) -> bool:
     """True where this generation was complete once: a lost pod does not undo that."""
-    stored = _stored(resource).get("RolloutComplete", {})
+    stored = resource.conditions.get("RolloutComplete", {})
     return stored.get("status") == "True" and _same_generation(resource, stored)
 
 
 def _same_generation(resource: Resource, condition: Mapping[str, Any]) -> bool:
     return bool(condition.get("observedGeneration") == resource.generation)
-
-
-def _stored(resource: Resource) -> dict[str, Mapping[str, Any]]:
-    return {each["type"]: each for each in resource.status.get("conditions", [])}
 
 
 def _conditions(
@@ -235,7 +231,7 @@ class News:
 
 def news(resource: Resource, status: Status) -> list[News]:
     """One event for each watched condition that changed; a new one that is not True is none."""
-    before, found = _stored(resource), []
+    before, found = resource.conditions, []
     expected = EXPECTED if resource.status.get("currentRevision") else EXPECTED_AT_FIRST
     for condition in status.conditions:
         old = before.get(condition.type)

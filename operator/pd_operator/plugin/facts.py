@@ -27,7 +27,7 @@ class Facts:
     @property
     def conditions(self) -> dict[str, Manifest]:
         """By type."""
-        return {each["type"]: each for each in self.resource.status.get("conditions", [])}
+        return self.resource.conditions
 
 
 def gather(kubectl: Kubectl, body: Manifest) -> Facts:
